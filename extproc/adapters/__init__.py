@@ -1,0 +1,1 @@
+"""Talk: each module speaks with one outside thing and knows no other adapter."""

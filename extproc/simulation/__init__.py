@@ -1,0 +1,1 @@
+"""Drives the routing core in virtual time against modelled engines."""

@@ -1,0 +1,1 @@
+"""Model servers for demos and tests over a modelled KV cache."""
