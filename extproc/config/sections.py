@@ -1,0 +1,229 @@
+"""The config tree: one frozen section per part, every default in one place.
+
+Validation is strict: an unknown key, a text where a number belongs or a limit below its
+floor is an error, since a setting that silently does nothing is found in production.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+_MAX_PORT = 65_535
+_UNIX = "unix:"
+# Linux limits a socket path to 107 bytes; other systems to 103.
+_MAX_UNIX_PATH_BYTES = 103
+
+
+def split_address(text: str, *, ephemeral: bool = False) -> tuple[str, int]:
+    """Split `host:port` (or `[ipv6]:port`), raise ValueError for anything else.
+
+    Port 0 is accepted only when `ephemeral`: a listener may ask for a free port.
+    """
+    host, colon, port = text.strip().rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or "/" in host or any(c.isspace() for c in host):
+        message = f"not a host:port: {text[:80]!r}"
+        raise ValueError(message)
+    lowest = 0 if ephemeral else 1
+    if not (port.isascii() and port.isdigit() and lowest <= int(port) <= _MAX_PORT):
+        message = f"no port from {lowest} to {_MAX_PORT} in {text[:80]!r}"
+        raise ValueError(message)
+    return host, int(port)
+
+
+def _check_target(text: str) -> str:
+    split_address(text)
+    return text.strip()
+
+
+def _check_tcp(text: str) -> str:
+    split_address(text, ephemeral=True)
+    return text.strip()
+
+
+def _check_listen(text: str) -> str:
+    if not text.startswith(_UNIX):
+        return _check_tcp(text)
+    path = text.removeprefix(_UNIX)
+    if not path or len(path.encode()) > _MAX_UNIX_PATH_BYTES:
+        message = f"a unix socket path has 1 to {_MAX_UNIX_PATH_BYTES} bytes"
+        raise ValueError(message)
+    return text
+
+
+def _check_path(text: str) -> str:
+    if not text.startswith("/"):
+        message = "a path starts with '/'"
+        raise ValueError(message)
+    return text
+
+
+Target = Annotated[str, AfterValidator(_check_target)]
+TcpAddress = Annotated[str, AfterValidator(_check_tcp)]
+ListenAddress = Annotated[str, AfterValidator(_check_listen)]
+UrlPath = Annotated[str, AfterValidator(_check_path)]
+HeaderName = Annotated[str, Field(pattern=r"^[a-z0-9!#$%&'*+.^_`|~-]{1,128}$")]
+
+
+class Section(BaseModel):
+    """A frozen part of the tree that knows all of its keys."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=False
+    )
+
+
+class Listen(Section):
+    """Where the router serves Envoy, and how it ends."""
+
+    address: ListenAddress = "127.0.0.1:9002"
+    router_id: str = Field(default="router", min_length=1, max_length=64, pattern=r"^[\w.-]+$")
+    max_streams: PositiveInt = 10_000
+    drain_s: NonNegativeFloat = 10.0
+
+
+class Member(Section):
+    """One endpoint: `host:port`; names are resolved, since Envoy compares addresses."""
+
+    address: Target
+    weight: PositiveFloat = 1.0
+    max_inflight: PositiveInt | None = None
+    draining: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_text(cls, value: object) -> object:
+        return {"address": value} if isinstance(value, str) else value
+
+
+class Endpoints(Section):
+    """Who serves the model: a list here, or a file that is read again when it changes."""
+
+    static: tuple[Member, ...] = Field(default=(), max_length=10_000)
+    file: str | None = Field(default=None, min_length=1)
+    poll_s: PositiveFloat = 1.0
+    resolve_s: PositiveFloat = 30.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_list(cls, value: object) -> object:
+        return {"static": value} if isinstance(value, list | tuple) else value
+
+    @model_validator(mode="after")
+    def _have_one_source(self) -> Self:
+        if self.static and self.file:
+            message = "give a list or a file, not both"
+            raise ValueError(message)
+        return self
+
+
+class Health(Section):
+    """Active health checks of the endpoints by HTTP GET."""
+
+    enabled: bool = True
+    path: UrlPath = "/health"
+    interval_s: PositiveFloat = 2.0
+    timeout_s: PositiveFloat = 1.0
+    unhealthy_threshold: PositiveInt = 2
+    healthy_threshold: PositiveInt = 1
+
+
+class Intake(Section):
+    """How a body becomes blocks and keys; lists left out are the built-in ones."""
+
+    block_bytes: Annotated[int, Field(ge=64, le=65_536)] = 512
+    max_prompt_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 131_072
+    secret: str = Field(default="extproc", min_length=1, max_length=1_024)
+    secret_env: str | None = Field(default=None, min_length=1)
+    session_headers: tuple[HeaderName, ...] | None = Field(default=None, max_length=64)
+    session_fields: tuple[str, ...] | None = Field(default=None, max_length=64)
+    tier1_header: HeaderName | None = None
+    default_model: str = Field(default="", max_length=256)
+    refuse_unreadable: bool = False
+
+
+class Routing(Section):
+    """The policy, its weights in tokens of prefill, and what is remembered."""
+
+    policy: Literal["round-robin", "least-request", "session", "prefix", "tiered"] = "tiered"
+    gamma: NonNegativeFloat = 4.0
+    phi: NonNegativeFloat = 8.0
+    lambda_tokens: NonNegativeFloat = 400.0
+    bounded_load: Annotated[float, Field(ge=1.0)] = 1.25
+    prefix_depth_tokens: PositiveInt = 1_024
+    session_ttl_s: PositiveFloat = 1_800.0
+    cache_tokens: PositiveInt = 2_000_000
+    prefill_tokens_per_s: PositiveFloat = 10_000.0
+    max_index_blocks: PositiveInt = 1_000_000
+    max_sessions: PositiveInt = 100_000
+    lease_ttl_s: PositiveFloat = 600.0
+    fallbacks: NonNegativeInt = 3
+    slow_start_s: NonNegativeFloat = 30.0
+
+
+class Stream(Section):
+    """How Envoy shows us a request, and how we learn what became of it."""
+
+    body_mode: Literal["buffered-partial", "buffered", "streamed", "full-duplex-streamed"] = (
+        "buffered-partial"
+    )
+    max_body_bytes: PositiveInt = 64 * 1024 * 1024
+    observe: Literal["access-log", "stream", "none"] = "access-log"
+
+
+class MetricsSection(Section):
+    """Where metrics, health and the debug pages are served; null turns them off."""
+
+    address: TcpAddress | None = "127.0.0.1:9090"
+
+
+class Scrape(Section):
+    """Reading of the engines' own metrics."""
+
+    enabled: bool = True
+    path: UrlPath = "/metrics"
+    interval_s: PositiveFloat = 1.0
+    timeout_s: PositiveFloat = 1.0
+
+
+class Logging(Section):
+    """What is logged; prompts never are."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    decisions: bool = True
+
+
+class Gateway(Section):
+    """The Envoy that `extproc envoy-config` describes."""
+
+    listen: TcpAddress = "127.0.0.1:8080"
+    admin: TcpAddress = "127.0.0.1:9901"
+    message_timeout_s: PositiveFloat = 0.5
+    buffer_bytes: Annotated[int, Field(ge=16_384)] = 4 * 1024 * 1024
+
+
+class Config(Section):
+    """The whole file."""
+
+    listen: Listen = Listen()
+    endpoints: Endpoints = Endpoints()
+    health: Health = Health()
+    intake: Intake = Intake()
+    routing: Routing = Routing()
+    stream: Stream = Stream()
+    metrics: MetricsSection = MetricsSection()
+    scrape: Scrape = Scrape()
+    logging: Logging = Logging()
+    gateway: Gateway = Gateway()
