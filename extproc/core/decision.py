@@ -44,7 +44,8 @@ class RoutingRequest:
 
     `chains` has one chain per prompt of the body (most bodies have one); `prompt_tokens`
     counts all of them, including tokens after the last full block. `readable` is False
-    when no prompt was found, then chains are empty. `session` is a key the client sent.
+    when no prompt was found, then chains are empty. `tier1_tokens` is the length of the
+    instruction prefix behind the tier-1 key. `session`: the client sent the tier-2 key.
     `subset` is Envoy's subset hint: None for no hint, empty for a hint that allows nobody.
     """
 
@@ -53,6 +54,7 @@ class RoutingRequest:
     block_tokens: int = 128
     namespace: KeyHash = KeyHash(0)
     tier1: KeyHash = KeyHash(0)
+    tier1_tokens: int = 0
     tier2: KeyHash = KeyHash(0)
     session: bool = False
     readable: bool = True
@@ -66,7 +68,8 @@ class Candidate:
 
     `weight` includes slow start; `outstanding_tokens` is uncached prefill routed to it
     and not yet computed; `matched_tokens` the part of this prompt it is believed to hold.
-    `cost` and `terms` are filled in by policies that compute them, for `explain`.
+    `cost` and `terms` (outstanding, recompute, in-flight, crowding) are filled in, in
+    tokens, by policies that compute them.
     """
 
     endpoint: Endpoint

@@ -1,0 +1,198 @@
+"""How loaded each endpoint is: outstanding prefill as a fluid queue, and in-flight requests.
+
+Our own decisions are the first signal; what a scrape of the engine shows corrects them
+while it is fresh. A missing signal leaves the other standing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from extproc.core.decision import Chain, DecisionId
+    from extproc.core.endpoint import Endpoint
+    from extproc.core.events import Observed
+
+# Older scrapes say nothing about a queue that turns over several times a second.
+_FRESH_S = 5.0
+# Uncached tokens expected of a request before any was seen.
+_TYPICAL_UNCACHED_TOKENS = 1_000.0
+_LEARN_SHARE = 0.2
+# Above this share of KV memory in use an engine queues or preempts instead of admitting.
+_FULL_KV_USAGE = 0.9
+# Rates outside are measurement errors: a counter that jumped, an interval near zero.
+_MIN_RATE, _MAX_RATE = 10.0, 10_000_000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """One request in flight: what it took from its endpoint, until released."""
+
+    endpoint: Endpoint
+    chains: tuple[Chain, ...]
+    load: _Load
+    routed_tokens: float
+    at_s: float
+
+
+@dataclass(slots=True)
+class _Load:
+    rate_tokens_per_s: float
+    at_s: float
+    outstanding_tokens: float = 0.0
+    routed_tokens: float = 0.0
+    inflight: int = 0
+    observed: Observed | None = None
+    observed_at_s: float = 0.0
+    started_since: int = 0
+    """Own requests started minus ended since the last scrape."""
+
+    def drain(self, now_s: float) -> None:
+        elapsed_s = max(0.0, now_s - self.at_s)
+        self.outstanding_tokens = max(
+            0.0, self.outstanding_tokens - elapsed_s * self.rate_tokens_per_s
+        )
+        self.at_s = max(self.at_s, now_s)
+
+
+class LoadModel:
+    """Load of every endpoint, and the leases that hold it up.
+
+    Leases are bounded twice: `max_leases` in number, `lease_ttl_s` in age, so a request
+    whose end nobody reports stops counting.
+    """
+
+    def __init__(self, *, prefill_tokens_per_s: float, max_leases: int, lease_ttl_s: float) -> None:
+        self._rate = prefill_tokens_per_s
+        self._max_leases = max_leases
+        self._lease_ttl_s = lease_ttl_s
+        self._loads: dict[Endpoint, _Load] = {}
+        self._leases: OrderedDict[DecisionId, Lease] = OrderedDict()
+        self._typical_uncached = _TYPICAL_UNCACHED_TOKENS
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def acquire(
+        self,
+        decision_id: DecisionId,
+        endpoint: Endpoint,
+        *,
+        uncached_tokens: int,
+        chains: tuple[Chain, ...],
+        now_s: float,
+    ) -> None:
+        """Count a routed request; `release` with the same id undoes it."""
+        self.release(decision_id, now_s)
+        load = self._load(endpoint, now_s)
+        load.drain(now_s)
+        load.outstanding_tokens += uncached_tokens
+        load.routed_tokens += uncached_tokens
+        load.inflight += 1
+        load.started_since += 1
+        self._typical_uncached += _LEARN_SHARE * (uncached_tokens - self._typical_uncached)
+        self._leases[decision_id] = Lease(
+            endpoint=endpoint,
+            chains=chains,
+            load=load,
+            routed_tokens=load.routed_tokens,
+            at_s=now_s,
+        )
+        if len(self._leases) > self._max_leases:
+            self.release(next(iter(self._leases)), now_s)
+
+    def computed(self, decision_id: DecisionId, now_s: float) -> Lease | None:
+        """Note that a request's prefill is done.
+
+        Engines prefill in order of arrival, so at most what was routed after it is left.
+        """
+        lease = self._leases.get(decision_id)
+        if lease is not None:
+            lease.load.drain(now_s)
+            later = lease.load.routed_tokens - lease.routed_tokens
+            lease.load.outstanding_tokens = min(lease.load.outstanding_tokens, later)
+        return lease
+
+    def release(self, decision_id: DecisionId, now_s: float) -> Lease | None:
+        """End a request, however it ended; unknown ids and second releases do nothing."""
+        lease = self.computed(decision_id, now_s)
+        if lease is not None:
+            del self._leases[decision_id]
+            lease.load.inflight -= 1
+            lease.load.started_since -= 1
+        return lease
+
+    def expire(self, now_s: float) -> None:
+        """Release leases older than the TTL."""
+        while self._leases:
+            decision_id, lease = next(iter(self._leases.items()))
+            if now_s - lease.at_s <= self._lease_ttl_s:
+                return
+            self.release(decision_id, now_s)
+
+    def observe(self, seen: Observed, now_s: float) -> None:
+        """Take in a scrape: queue depth counts while fresh, and the prefill rate is learned."""
+        load = self._load(seen.endpoint, now_s)
+        load.drain(now_s)
+        self._learn_rate(load, seen, now_s)
+        load.observed = seen
+        load.observed_at_s = now_s
+        load.started_since = 0
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """Drop an endpoint's load; leases still held on it end without effect."""
+        self._loads.pop(endpoint, None)
+
+    def outstanding_tokens(self, endpoint: Endpoint, now_s: float) -> float:
+        """Estimate uncached tokens sent to the endpoint and not yet computed."""
+        load = self._loads.get(endpoint)
+        if load is None:
+            return 0.0
+        load.drain(now_s)
+        seen, age_s = load.observed, now_s - load.observed_at_s
+        if seen is None or age_s > _FRESH_S:
+            return load.outstanding_tokens
+        waiting = float(seen.waiting or 0)
+        if seen.kv_usage is not None and seen.kv_usage > _FULL_KV_USAGE:
+            waiting += (seen.kv_usage - _FULL_KV_USAGE) / (1.0 - _FULL_KV_USAGE)
+        queued = waiting * self._typical_uncached - age_s * load.rate_tokens_per_s
+        return max(load.outstanding_tokens, queued)
+
+    def inflight(self, endpoint: Endpoint, now_s: float) -> float:
+        """Count requests on the endpoint: the scraped number while fresh, else our leases."""
+        load = self._loads.get(endpoint)
+        if load is None:
+            return 0.0
+        seen = load.observed
+        if seen is None or seen.running is None or now_s - load.observed_at_s > _FRESH_S:
+            return float(load.inflight)
+        return float(max(0, seen.running + (seen.waiting or 0) + load.started_since))
+
+    def rate_tokens_per_s(self, endpoint: Endpoint) -> float:
+        """Give the prefill rate believed of an endpoint."""
+        load = self._loads.get(endpoint)
+        return self._rate if load is None else load.rate_tokens_per_s
+
+    def _load(self, endpoint: Endpoint, now_s: float) -> _Load:
+        load = self._loads.get(endpoint)
+        if load is None:
+            load = self._loads[endpoint] = _Load(rate_tokens_per_s=self._rate, at_s=now_s)
+        return load
+
+    @staticmethod
+    def _learn_rate(load: _Load, seen: Observed, now_s: float) -> None:
+        before, elapsed_s = load.observed, now_s - load.observed_at_s
+        if before is None or elapsed_s <= 0.0:
+            return
+        if before.computed_tokens is None or seen.computed_tokens is None:
+            return
+        rate = (seen.computed_tokens - before.computed_tokens) / elapsed_s
+        if not _MIN_RATE <= rate <= _MAX_RATE:
+            return
+        if before.waiting and seen.waiting:
+            load.rate_tokens_per_s += _LEARN_SHARE * (rate - load.rate_tokens_per_s)
+        else:
+            # The engine was idle for an unknown part of the interval: a lower bound.
+            load.rate_tokens_per_s = max(load.rate_tokens_per_s, rate)
