@@ -1,4 +1,4 @@
-"""The config tree: one frozen section per part, every default in one place.
+"""The config tree: one frozen section per part, with every default.
 
 Validation is strict: an unknown key, a text where a number belongs or a limit below its
 floor is an error, since a setting that silently does nothing is found in production.
@@ -20,10 +20,15 @@ from pydantic import (
     model_validator,
 )
 
+from extproc.core.policies import Tuning
+from extproc.core.router import RouterSettings
+
 _MAX_PORT = 65_535
 _UNIX = "unix:"
 # Linux limits a socket path to 107 bytes; other systems to 103.
 _MAX_UNIX_PATH_BYTES = 103
+_TUNING = Tuning()
+_ROUTER = RouterSettings()
 
 
 def split_address(text: str, *, ephemeral: bool = False) -> tuple[str, int]:
@@ -155,22 +160,25 @@ class Intake(Section):
 
 
 class Routing(Section):
-    """The policy, its weights in tokens of prefill, and what is remembered."""
+    """The policy, its six tuning values, and the limits of what is remembered."""
 
     policy: Literal["round-robin", "least-request", "session", "prefix", "tiered"] = "tiered"
-    gamma: NonNegativeFloat = 4.0
-    phi: NonNegativeFloat = 8.0
-    lambda_tokens: NonNegativeFloat = 400.0
-    bounded_load: Annotated[float, Field(ge=1.0)] = 1.25
-    prefix_depth_tokens: PositiveInt = 1_024
-    session_ttl_s: PositiveFloat = 1_800.0
-    cache_tokens: PositiveInt = 2_000_000
-    prefill_tokens_per_s: PositiveFloat = 10_000.0
-    max_index_blocks: PositiveInt = 1_000_000
-    max_sessions: PositiveInt = 100_000
-    lease_ttl_s: PositiveFloat = 600.0
-    fallbacks: NonNegativeInt = 3
-    slow_start_s: NonNegativeFloat = 30.0
+    gamma: NonNegativeFloat = _TUNING.gamma
+    phi: NonNegativeFloat = _TUNING.phi
+    lambda_tokens: NonNegativeFloat = _TUNING.lambda_tokens
+    load_factor: Annotated[float, Field(ge=1.0)] = _TUNING.load_factor
+    load_floor: NonNegativeInt = _TUNING.load_floor
+    prefix_tokens: PositiveInt = _TUNING.prefix_tokens
+    cache_tokens: PositiveInt = _ROUTER.cache_tokens
+    max_index_blocks: PositiveInt = _ROUTER.max_index_blocks
+    prefill_tokens_per_s: PositiveFloat = _ROUTER.prefill_tokens_per_s
+    session_ttl_s: PositiveFloat = _ROUTER.session_ttl_s
+    max_sessions: PositiveInt = _ROUTER.max_sessions
+    max_tier1_keys: PositiveInt = _ROUTER.max_tier1_keys
+    lease_ttl_s: PositiveFloat = _ROUTER.lease_ttl_s
+    max_leases: PositiveInt = _ROUTER.max_leases
+    slow_start_s: NonNegativeFloat = _ROUTER.slow_start_s
+    fallbacks: NonNegativeInt = _ROUTER.fallbacks
 
 
 class Stream(Section):
