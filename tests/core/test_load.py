@@ -1,0 +1,182 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.endpoint import Endpoint
+from extproc.core.events import Observed
+from extproc.core.load import LoadModel
+
+A, B = Endpoint.parse("10.0.0.1:8000"), Endpoint.parse("10.0.0.2:8000")
+
+
+def load_of(*acquired, rate=1000.0, max_leases=100, lease_ttl_s=60.0):
+    """Acquire (id, uncached tokens) on A at time 0."""
+    load = LoadModel(prefill_tokens_per_s=rate, max_leases=max_leases, lease_ttl_s=lease_ttl_s)
+    for decision_id, tokens in acquired:
+        take(load, decision_id, tokens)
+    return load
+
+
+def take(load, decision_id, tokens, endpoint=A, now_s=0.0):
+    load.acquire(decision_id, endpoint, uncached_tokens=tokens, chains=(), now_s=now_s)
+
+
+def see(endpoint=A, **seen):
+    return Observed(endpoint=endpoint, **seen)
+
+
+def test_outstanding_prefill_drains_at_the_rate_and_stops_at_zero():
+    load = load_of(("r1", 3000), ("r2", 1000))
+
+    assert load.outstanding_tokens(A, 0.0) == 4000
+    assert load.outstanding_tokens(A, 1.5) == 2500
+    assert load.outstanding_tokens(A, 9.0) == 0
+
+
+def test_a_first_byte_shows_that_only_later_arrivals_are_left():
+    load = load_of(("r1", 30_000), ("r2", 500))
+    load.computed("r1", 0.1)
+
+    assert load.outstanding_tokens(A, 0.1) == 500
+
+
+def test_an_end_counts_as_computed_too():
+    load = load_of(("r1", 30_000), ("r2", 500))
+    load.release("r1", 0.1)
+
+    assert load.outstanding_tokens(A, 0.1) == 500
+    assert load.inflight(A, 0.1) == 1
+
+
+@pytest.mark.parametrize("believed", [600.0, 1400.0], ids=["rate 40 % low", "rate 40 % high"])
+def test_ends_bound_the_error_of_a_wrong_rate(believed):
+    """One request of 100 tokens each 0.1 s on a real rate of 1000: nothing may pile up."""
+    load = load_of(rate=believed)
+    for i in range(1000):
+        take(load, i, 100, now_s=i * 0.1)
+        load.release(i, (i + 1) * 0.1)
+
+    assert load.outstanding_tokens(A, 100.0) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("arc")), max_size=60))
+def test_inflight_is_what_was_acquired_and_not_released(steps):
+    load, open_ids = load_of(max_leases=1000), set()
+    for decision_id, step in steps:
+        if step == "a":
+            take(load, decision_id, 10)
+            open_ids.add(decision_id)
+        elif step == "r":
+            load.release(decision_id, 0.0)
+            open_ids.discard(decision_id)
+        else:
+            load.computed(decision_id, 0.0)
+
+    assert load.inflight(A, 0.0) == len(open_ids) == len(load)
+
+
+def test_leases_are_bounded_in_number_and_in_age():
+    load = load_of(*[(i, 10) for i in range(150)])
+    assert load.inflight(A, 0.0) == len(load) == 100
+
+    take(load, "young", 10, now_s=30.0)
+    load.expire(60.5)
+    assert load.inflight(A, 60.5) == 1
+
+    load.expire(100.0)
+    assert len(load) == 0
+
+
+def test_a_lease_on_a_forgotten_endpoint_ends_without_effect():
+    load = load_of(("r1", 100))
+    load.forget(A)
+    take(load, "r2", 50)
+    load.release("r1", 0.0)
+
+    assert load.inflight(A, 0.0) == 1
+    assert load.outstanding_tokens(A, 0.0) == 50
+
+
+def test_an_unknown_endpoint_is_idle():
+    load = load_of()
+
+    assert (load.outstanding_tokens(B, 0.0), load.inflight(B, 0.0)) == (0.0, 0.0)
+
+
+def test_a_fresh_scrape_counts_requests_we_did_not_send():
+    load = load_of(("r1", 100))
+    load.observe(see(running=5, waiting=2), 1.0)
+
+    assert load.inflight(A, 1.0) == 7
+    take(load, "r2", 10, now_s=1.1)
+    assert load.inflight(A, 1.1) == 8
+    load.release("r1", 1.2)
+    load.release("r2", 1.2)
+    assert load.inflight(A, 1.2) == 6
+
+
+def test_a_stale_scrape_gives_way_to_the_leases():
+    load = load_of(("r1", 100))
+    load.observe(see(running=50, waiting=20), 1.0)
+
+    assert load.inflight(A, 7.0) == 1
+    assert load.outstanding_tokens(A, 7.0) == 0
+
+
+def test_waiting_requests_count_as_outstanding_prefill():
+    load = load_of()
+    load.observe(see(running=0, waiting=3), 0.0)
+
+    assert load.outstanding_tokens(A, 0.0) == 3000
+    assert load.outstanding_tokens(A, 1.0) == 2000
+
+
+def test_a_full_kv_cache_counts_as_a_queue_even_with_none_seen():
+    load = load_of()
+    load.observe(see(running=3, waiting=0, kv_usage=0.85), 0.0)
+    assert load.outstanding_tokens(A, 0.0) == 0
+
+    load.observe(see(running=3, waiting=0, kv_usage=1.0), 0.0)
+    assert load.outstanding_tokens(A, 0.0) == 1000
+
+
+def test_a_scrape_that_does_not_tell_requests_leaves_the_leases():
+    load = load_of(("r1", 100))
+    load.observe(see(computed_tokens=5.0), 0.0)
+
+    assert load.inflight(A, 0.0) == 1
+
+
+def test_the_rate_is_learned_while_the_engine_is_busy():
+    load = load_of()
+    for second in range(40):
+        load.observe(see(waiting=3, computed_tokens=second * 500.0), float(second))
+
+    assert load.rate_tokens_per_s(A) == pytest.approx(500, rel=0.01)
+    assert load.rate_tokens_per_s(B) == 1000
+
+
+def test_an_idle_engine_can_only_raise_the_rate():
+    load = load_of()
+    for second, computed in enumerate([0.0, 10.0, 20.0, 4020.0, 4030.0]):
+        load.observe(see(waiting=0, computed_tokens=computed), float(second))
+
+    assert load.rate_tokens_per_s(A) == 4000
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "elapsed_s"),
+    [
+        pytest.param(9e9, 0.0, 1.0, id="the counter was reset"),
+        pytest.param(0.0, 1e12, 1.0, id="the counter jumped"),
+        pytest.param(0.0, 500.0, 0.0, id="no time has passed"),
+        pytest.param(None, 500.0, 1.0, id="nothing to compare with"),
+        pytest.param(500.0, None, 1.0, id="the engine stopped telling"),
+    ],
+)
+def test_a_senseless_counter_teaches_nothing(before, after, elapsed_s):
+    load = load_of()
+    load.observe(see(computed_tokens=before), 1.0)
+    load.observe(see(computed_tokens=after), 1.0 + elapsed_s)
+
+    assert load.rate_tokens_per_s(A) == 1000
