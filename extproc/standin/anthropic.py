@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from extproc.standin.body import read_call
 from extproc.standin.render import render_chat
-from extproc.standin.reply import Dialect, Usage, sse_event
+from extproc.standin.reply import Dialect, Reply, Usage, sse_event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ _ERROR_TYPES = {
 }
 
 
-class MessageReply:
+class MessageReply(Reply):
     """The answer to /v1/messages."""
 
     def __init__(self, head: ReplyHead, body: Body, call: Call) -> None:
@@ -41,10 +41,8 @@ class MessageReply:
         # Words are plain ASCII without quotes, so an event is its frame around the word.
         self._before, self._after = sse_event("content_block_delta", event).split(b"\\u0000")
 
-    def preamble(self) -> bytes:
-        return b""
-
     def opening(self, generations: Sequence[Generation]) -> bytes:
+        """Open the answer."""
         message = self._message([], None, Usage.total(generations))
         block = {"type": "text", "text": ""}
         start = {"type": "content_block_start", "index": 0, "content_block": block}
@@ -53,10 +51,12 @@ class MessageReply:
         )
 
     def delta(self, index: int, tokens: Sequence[str]) -> bytes:
+        """Write one event per token."""
         del index
         return b"".join(self._before + token.encode() + self._after for token in tokens)
 
     def closing(self, index: int, generation: Generation) -> bytes:
+        """Say why the sequence ended."""
         stop = {"type": "content_block_stop", "index": index}
         end = {
             "type": "message_delta",
@@ -66,12 +66,14 @@ class MessageReply:
         return sse_event("content_block_stop", stop) + sse_event("message_delta", end)
 
     def end(self, generations: Sequence[Generation]) -> bytes:
+        """End the stream."""
         del generations
         return sse_event("message_stop", {"type": "message_stop"})
 
     def whole(self, generations: Sequence[Generation]) -> JsonObject:
+        """Return all at once."""
         generation = generations[0]
-        content = [{"type": "text", "text": generation.text}]
+        content: list[JsonObject] = [{"type": "text", "text": generation.text}]
         return self._message(content, self._reason(generation), Usage.total(generations))
 
     def _message(self, content: list[JsonObject], reason: str | None, usage: Usage) -> JsonObject:

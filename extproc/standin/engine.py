@@ -7,6 +7,7 @@ queue. `Generation.close` gives back all a sequence holds, however it ended.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ class Engine:
         """Held by the sequence being prefilled; asyncio locks are first come, first served."""
         self.prefill_free_s = -math.inf
         self.released = asyncio.Event()
+        self.numbers = itertools.count(1)
+        """Numbers for the ids of replies."""
 
     @property
     def inflight(self) -> int:

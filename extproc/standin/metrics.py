@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # vLLM 0.32's own type, which its text has always followed.
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
+_REASONS = ("stop", "length", "abort")
+
 # The buckets of vLLM 0.32 for the time to the first token.
 _TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0),
@@ -85,9 +87,7 @@ class EngineMetrics(Collector):
         yield self._counter("vllm:prompt_tokens", counters.prompt_tokens)
         yield self._counter("vllm:prompt_tokens_cached", counters.prefix_hits)
         yield self._counter("vllm:generation_tokens", counters.generation_tokens)
-        yield self._by_reason(
-            "vllm:request_success", "finished_reason", counters.ended
-        )
+        yield self._by_reason("vllm:request_success", "finished_reason", counters.ended)
         yield self._by_reason(
             "vllm:admission_rejections", "reason", {"max_num_queued_reqs": counters.rejections}
         )
@@ -129,11 +129,6 @@ class EngineMetrics(Collector):
             "kv_cache_size_tokens": str(settings.cache_blocks * settings.block_tokens),
             "num_gpu_blocks": str(settings.cache_blocks),
         }
-        family = GaugeMetricFamily(
-            "vllm:cache_config_info", "As in vLLM.", labels=list(labels)
-        )
+        family = GaugeMetricFamily("vllm:cache_config_info", "As in vLLM.", labels=list(labels))
         family.add_metric(list(labels.values()), 1)
         return family
-
-
-_REASONS = ("stop", "length", "abort")

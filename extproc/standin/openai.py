@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from extproc.standin.body import CallError, read_call
 from extproc.standin.render import render_chat, render_prompts
-from extproc.standin.reply import DONE, Dialect, Usage, sse_data
+from extproc.standin.reply import DONE, Dialect, Reply, Usage, sse_data
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ _DEFAULT_DIMENSIONS = 16
 _MAX_DIMENSIONS = 4_096
 
 
-class ChatReply:
+class ChatReply(Reply):
     """The answer to /v1/chat/completions."""
 
     def __init__(self, head: ReplyHead, body: Body, call: Call) -> None:
@@ -39,25 +39,27 @@ class ChatReply:
         frame = sse_data(self._chunk({"content": "\0"}, None))
         self._before, self._after = frame.split(b"\\u0000")
 
-    def preamble(self) -> bytes:
-        return b""
-
     def opening(self, generations: Sequence[Generation]) -> bytes:
+        """Open the answer."""
         del generations
         return sse_data(self._chunk({"role": "assistant", "content": ""}, None))
 
     def delta(self, index: int, tokens: Sequence[str]) -> bytes:
+        """Write one event per token."""
         del index
         return b"".join(self._before + token.encode() + self._after for token in tokens)
 
     def closing(self, index: int, generation: Generation) -> bytes:
+        """Say why the sequence ended."""
         del index
         return sse_data(self._chunk({}, generation.finish_reason))
 
     def end(self, generations: Sequence[Generation]) -> bytes:
+        """End the stream."""
         return _usage_chunk(self._head, generations, include=self._include_usage) + DONE
 
     def whole(self, generations: Sequence[Generation]) -> JsonObject:
+        """Return all at once."""
         choices = [
             {
                 "index": index,
@@ -74,7 +76,7 @@ class ChatReply:
         return {**self._head, "choices": [choice]}
 
 
-class CompletionReply:
+class CompletionReply(Reply):
     """The answer to /v1/completions, one choice per prompt."""
 
     def __init__(self, head: ReplyHead, body: Body, call: Call) -> None:
@@ -87,30 +89,27 @@ class CompletionReply:
             "model": head.model,
         }
 
-    def preamble(self) -> bytes:
-        return b""
-
-    def opening(self, generations: Sequence[Generation]) -> bytes:
-        del generations
-        return b""
-
     def delta(self, index: int, tokens: Sequence[str]) -> bytes:
+        """Write one event per token."""
         return b"".join(
             sse_data({**self._head, "choices": [_choice(index, token, None)]}) for token in tokens
         )
 
     def closing(self, index: int, generation: Generation) -> bytes:
+        """Say why the sequence ended."""
         return sse_data({**self._head, "choices": [_choice(index, "", generation.finish_reason)]})
 
     def end(self, generations: Sequence[Generation]) -> bytes:
+        """End the stream."""
         return _usage_chunk(self._head, generations, include=self._include_usage) + DONE
 
     def whole(self, generations: Sequence[Generation]) -> JsonObject:
+        """Return all at once."""
         choices = [_choice(i, g.text, g.finish_reason) for i, g in enumerate(generations)]
         return {**self._head, "choices": choices, "usage": Usage.total(generations).as_openai()}
 
 
-class EmbeddingReply:
+class EmbeddingReply(Reply):
     """The answer to /v1/embeddings: one vector per input, the same for the same input."""
 
     def __init__(self, head: ReplyHead, body: Body, call: Call) -> None:
@@ -120,26 +119,8 @@ class EmbeddingReply:
         size = body.get("dimensions")
         self._size = size if isinstance(size, int) else _DEFAULT_DIMENSIONS
 
-    def preamble(self) -> bytes:
-        return b""
-
-    def opening(self, generations: Sequence[Generation]) -> bytes:
-        del generations
-        return b""
-
-    def delta(self, index: int, tokens: Sequence[str]) -> bytes:
-        del index, tokens
-        return b""
-
-    def closing(self, index: int, generation: Generation) -> bytes:
-        del index, generation
-        return b""
-
-    def end(self, generations: Sequence[Generation]) -> bytes:
-        del generations
-        return b""
-
     def whole(self, generations: Sequence[Generation]) -> JsonObject:
+        """Return all at once."""
         usage = Usage.total(generations)
         data = [
             {"object": "embedding", "index": index, "embedding": self._vector(prompt)}

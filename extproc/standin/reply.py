@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,24 +55,34 @@ class Usage:
         }
 
 
-class Reply(Protocol):
-    """One call's answer, whole or as bytes of an event stream."""
+class Reply(ABC):
+    """One call's answer, whole or as bytes of an event stream; a dialect fills in its parts."""
 
     def preamble(self) -> bytes:
         """Return what is sent with the headers, before the first token."""
+        return b""
 
     def opening(self, generations: Sequence[Generation]) -> bytes:
         """Return what comes right before the first token."""
+        del generations
+        return b""
 
     def delta(self, index: int, tokens: Sequence[str]) -> bytes:
         """Return the events of some tokens of sequence `index`."""
+        del index, tokens
+        return b""
 
     def closing(self, index: int, generation: Generation) -> bytes:
         """Return the end of sequence `index`."""
+        del index, generation
+        return b""
 
     def end(self, generations: Sequence[Generation]) -> bytes:
         """Return the end of the stream."""
+        del generations
+        return b""
 
+    @abstractmethod
     def whole(self, generations: Sequence[Generation]) -> JsonObject:
         """Return the answer of a call that does not stream."""
 

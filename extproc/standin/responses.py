@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from extproc.standin.body import read_call
 from extproc.standin.openai import refuse
 from extproc.standin.render import render_responses
-from extproc.standin.reply import Dialect, Usage, sse_event
+from extproc.standin.reply import Dialect, Reply, Usage, sse_event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from extproc.standin.settings import StandinSettings
 
 
-class ResponsesReply:
+class ResponsesReply(Reply):
     """The answer to /v1/responses; its events are numbered in order."""
 
     def __init__(self, head: ReplyHead, body: Body, call: Call) -> None:
@@ -39,12 +39,14 @@ class ResponsesReply:
         }
 
     def preamble(self) -> bytes:
+        """Announce the response."""
         response = {**self._head, "status": "in_progress", "output": [], "usage": None}
         return self._event("response.created", response=response) + (
             self._event("response.in_progress", response=response)
         )
 
     def opening(self, generations: Sequence[Generation]) -> bytes:
+        """Open the answer."""
         del generations
         item = {**self._item("", "in_progress"), "content": []}
         return self._event("response.output_item.added", output_index=0, item=item) + (
@@ -52,25 +54,31 @@ class ResponsesReply:
         )
 
     def delta(self, index: int, tokens: Sequence[str]) -> bytes:
+        """Write one event per token."""
         del index
         name = "response.output_text.delta"
         return b"".join(self._content_event(name, delta=token, logprobs=[]) for token in tokens)
 
     def closing(self, index: int, generation: Generation) -> bytes:
+        """Say why the sequence ended."""
         del index
         text = generation.text
         item = self._item(text, _status(generation))
-        return b"".join((
-            self._content_event("response.output_text.done", text=text, logprobs=[]),
-            self._content_event("response.content_part.done", part=_part(text)),
-            self._event("response.output_item.done", output_index=0, item=item),
-        ))
+        return b"".join(
+            (
+                self._content_event("response.output_text.done", text=text, logprobs=[]),
+                self._content_event("response.content_part.done", part=_part(text)),
+                self._event("response.output_item.done", output_index=0, item=item),
+            )
+        )
 
     def end(self, generations: Sequence[Generation]) -> bytes:
+        """End the stream."""
         name = f"response.{_status(generations[0])}"
         return self._event(name, response=self.whole(generations))
 
     def whole(self, generations: Sequence[Generation]) -> JsonObject:
+        """Return all at once."""
         generation, usage = generations[0], Usage.total(generations)
         status = _status(generation)
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
