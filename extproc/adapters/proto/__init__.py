@@ -1,0 +1,1 @@
+"""Generated protobuf code for the two Envoy services we speak, from .proto texts of our own."""
