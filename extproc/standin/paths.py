@@ -68,6 +68,7 @@ class Paths:
         routes.add_post("/standin/fault", self._set_fault)
         routes.add_post("/reset_prefix_cache", self._reset_cache)
         routes.add_post("/{path:.*}", self._echo)
+        routes.add_route("*", "/{path:.*}", self._refuse_path)
         return app
 
     def open(self, endpoint: Endpoint, runner: web.AppRunner) -> None:
@@ -83,7 +84,7 @@ class Paths:
 
     async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
         response.headers["x-standin-endpoint"] = str(self._endpoint)
-        unread = "unread" if request.can_read_body else _EMPTY_HASH
+        unread = "unread" if request.body_exists else _EMPTY_HASH
         response.headers["x-standin-body-sha256"] = request.get(_BODY_HASH, unread)
 
     async def _read(self, request: web.Request) -> bytes:
@@ -150,6 +151,10 @@ class Paths:
         del request
         self._engine.cache.clear()
         return web.Response()
+
+    async def _refuse_path(self, request: web.Request) -> web.Response:
+        del request
+        return send_json({"detail": "Not Found"}, 404)
 
     async def _echo(self, request: web.Request) -> web.Response:
         """Answer any other POST with what came: path, headers, byte count and SHA-256."""

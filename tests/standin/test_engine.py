@@ -89,6 +89,8 @@ async def test_a_cancelled_sequence_leaves_the_queue():
     await asyncio.sleep(0)
     second.cancel()
     await asyncio.gather(first, third)
+    for generation in (generations[0], generations[2]):
+        await generation.finish()
     for generation in generations:
         generation.close()
 

@@ -32,8 +32,15 @@ async def metrics(http, standin):
 async def all_released(engine):
     async with asyncio.timeout(5):
         while engine.inflight:
-            await asyncio.sleep(0.001)
+            engine.released.clear()
+            await engine.released.wait()
     assert engine.cache.used_blocks == 0
+
+
+async def one_runs(http, standin):
+    async with asyncio.timeout(5):
+        while not (await metrics(http, standin))["vllm:num_requests_running"].value:
+            pass
 
 
 async def test_every_answer_names_the_endpoint_and_the_body_it_got(running, http):
@@ -110,9 +117,7 @@ async def test_a_client_that_leaves_releases_everything(running, http, stream):
     body = {**BODY, "stream": stream, "max_tokens": 1_000}
     async with running(decode_tokens_per_s=20.0) as standin:
         request = asyncio.create_task(http.post(standin.url + CHAT, json=body))
-        async with asyncio.timeout(5):
-            while not standin.engine.running:
-                await asyncio.sleep(0.001)
+        await one_runs(http, standin)
         if stream:
             response = await request
             await response.content.readline()
@@ -150,9 +155,9 @@ async def test_metrics_show_load_cache_and_counters_in_vllm_names(running, http)
         "vllm:num_requests_running": (0, 1, 0),
         "vllm:num_requests_waiting": (0, 0, 0),
         "vllm:kv_cache_usage_perc": (0, pytest.approx(18 / 200), 0),
-        "vllm:prefix_cache_queries_total": (0, 262, 262),
+        "vllm:prefix_cache_queries_total": (0, 263, 263),
         "vllm:prefix_cache_hits_total": (0, 0, 0),
-        "vllm:prompt_tokens_total": (0, 262, 262),
+        "vllm:prompt_tokens_total": (0, 263, 263),
         "vllm:generation_tokens_total": (0, 0, 0),
     }.items():
         assert tuple(page[name].value for page in (idle, busy, after)) == values, name
