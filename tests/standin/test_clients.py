@@ -112,9 +112,11 @@ async def test_openai_embeddings_are_the_same_in_both_encodings(running):
 
 
 async def test_openai_models_lists_the_model_and_its_adapters(running):
-    async with running(model="base", adapters=("lora",)) as standin:
-        async with openai_client(standin) as client:
-            models = [model.id async for model in client.models.list()]
+    async with (
+        running(model="base", adapters=("lora",)) as standin,
+        openai_client(standin) as client,
+    ):
+        models = [model.id async for model in client.models.list()]
 
     assert models == ["base", "lora"]
 

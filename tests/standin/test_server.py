@@ -85,9 +85,11 @@ async def test_a_compressed_body_is_hashed_as_it_came(running, http):
     ],
 )
 async def test_a_bad_body_is_a_400_that_says_why(running, http, change, says):
-    async with running() as standin:
-        async with http.post(standin.url + CHAT, json={**BODY, **change}) as response:
-            answer = await response.json()
+    async with (
+        running() as standin,
+        http.post(standin.url + CHAT, json={**BODY, **change}) as response,
+    ):
+        answer = await response.json()
 
     assert response.status == 400
     assert answer["error"]["code"] == 400
@@ -105,11 +107,13 @@ async def test_a_body_over_the_limit_is_a_413(running, http):
 
 
 async def test_headers_come_before_the_first_token(running, http):
-    async with running(first_token_overhead_s=60.0) as standin:
-        async with http.post(standin.url + CHAT, json={**BODY, "stream": True}) as response:
-            assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-            assert standin.engine.running == 1
-            assert standin.engine.counters.generation_tokens == 0
+    async with (
+        running(first_token_overhead_s=60.0) as standin,
+        http.post(standin.url + CHAT, json={**BODY, "stream": True}) as response,
+    ):
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert standin.engine.running == 1
+        assert standin.engine.counters.generation_tokens == 0
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -130,14 +134,16 @@ async def test_a_client_that_leaves_releases_everything(running, http, stream):
 
 
 async def test_a_full_engine_answers_503_in_each_dialect(running, http):
-    async with running(max_inflight=1, first_token_overhead_s=60.0) as standin:
-        async with http.post(standin.url + CHAT, json={**BODY, "stream": True}):
-            async with http.post(standin.url + CHAT, json=BODY) as response:
-                assert response.status == 503
-                assert (await response.json())["error"]["type"] == "Service Unavailable"
-            async with http.post(f"{standin.url}/v1/messages", json=BODY) as response:
-                assert response.status == 503
-                assert (await response.json())["error"]["type"] == "overloaded_error"
+    async with (
+        running(max_inflight=1, first_token_overhead_s=60.0) as standin,
+        http.post(standin.url + CHAT, json={**BODY, "stream": True}),
+    ):
+        async with http.post(standin.url + CHAT, json=BODY) as response:
+            assert response.status == 503
+            assert (await response.json())["error"]["type"] == "Service Unavailable"
+        async with http.post(f"{standin.url}/v1/messages", json=BODY) as response:
+            assert response.status == 503
+            assert (await response.json())["error"]["type"] == "overloaded_error"
 
 
 async def test_metrics_show_load_cache_and_counters_in_vllm_names(running, http):
@@ -261,6 +267,8 @@ def test_a_senseless_setting_is_refused_by_name():
 
 async def test_a_request_id_names_the_answer(running, http):
     headers = {"x-request-id": 'my-"req'}
-    async with running() as standin:
-        async with http.post(standin.url + CHAT, json=BODY, headers=headers) as response:
-            assert json.loads(await response.read())["id"] == 'chatcmpl-my-"req'
+    async with (
+        running() as standin,
+        http.post(standin.url + CHAT, json=BODY, headers=headers) as response,
+    ):
+        assert json.loads(await response.read())["id"] == 'chatcmpl-my-"req'
