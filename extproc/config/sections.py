@@ -116,7 +116,7 @@ class Member(Section):
 class Endpoints(Section):
     """Who serves the model: a list here, or a file that is read again when it changes."""
 
-    static: tuple[Member, ...] = Field(default=(), max_length=10_000)
+    static: tuple[Member, ...] = Field(default=(), max_length=10_000, strict=False)
     file: str | None = Field(default=None, min_length=1)
     poll_s: PositiveFloat = 1.0
     resolve_s: PositiveFloat = 30.0
