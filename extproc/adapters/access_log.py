@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ACCESS_LOG_SERVICE = "envoy.service.accesslog.v3.AccessLogService"
 
+_ENDS = (pb.NotSet, pb.DownstreamEnd)
 _LOG = logging.getLogger(__name__)
 
 
@@ -104,7 +105,7 @@ def read_outcomes(data: bytes) -> Iterator[Outcome]:
         _LOG.warning("not a StreamAccessLogsMessage: %d bytes", len(data))
         return
     for entry in message.http_logs.log_entry:
-        if not entry.common_properties.intermediate_log_entry:
+        if entry.common_properties.access_log_type in _ENDS:
             yield _read_outcome(entry)
 
 

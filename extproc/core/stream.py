@@ -77,13 +77,9 @@ class Stream:
         self._held: list[bytes] = []
         self._body_bytes = 0
         self._status = 0
-        self._response_begun = False
-        self._owes_headers = False
-        self._decided = False
-        self._body_over = False
-        self._trailers_over = False
-        self._finished = False
-        self._closed = False
+        self._owes_headers = self._decided = self._response_begun = False
+        self._headers_over = self._body_over = self._trailers_over = False
+        self._finished = self._closed = False
         self._reports: list[Action] = []
         self._decision: Decision | None = None
         self._hold_until_s: float | None = None
@@ -138,8 +134,8 @@ class Stream:
         """
         observed = self._settings.observe is Observe.STREAM or not delivered
         if self._router and self._decision and observed and not self._closed:
-            finished = Finished(decision_id=self._decision.decision_id, status=self._status)
-            self._router.apply(finished, now_s)
+            decision_id = self._decision.decision_id
+            self._router.apply(Finished(decision_id=decision_id, status=self._status), now_s)
         self._closed = True
 
     def _open(self, opening: Opening) -> None:
@@ -183,6 +179,9 @@ class Stream:
                 assert_never(event)
 
     def _request_headers(self, event: RequestHeaders, now_s: float) -> list[Action]:
+        if self._headers_over:
+            return []
+        self._headers_over = True
         self._headers.update(event.headers)
         self._limit(declared_bytes(self._headers) or 0)
         phase = Phase.REQUEST_HEADERS
@@ -204,6 +203,7 @@ class Stream:
     def _request_body(self, event: RequestBody, now_s: float) -> list[Action]:
         if self._body_over:
             return []
+        self._headers_over = True
         self._body_bytes += len(event.body)
         self._limit(self._body_bytes)
         self._body_over = event.end_of_stream or self._mode in _BUFFERED_MODES
@@ -223,7 +223,7 @@ class Stream:
     def _request_trailers(self, now_s: float) -> list[Action]:
         if self._trailers_over:
             return []
-        self._trailers_over = self._body_over = True
+        self._headers_over = self._body_over = self._trailers_over = True
         phase, decision, actions = Phase.REQUEST_TRAILERS, None, list[Action]()
         if self._held or self._owes_headers:
             actions = self._release(now_s, end_of_stream=False)

@@ -27,7 +27,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import wrappers_pb2 as google_dot_protobuf_dot_wrappers__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'extproc/adapters/proto/access_log.proto\x12\x12\x65xtproc.access_log\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1egoogle/protobuf/wrappers.proto\"4\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nport_value\x18\x03 \x01(\r\"D\n\x07\x41\x64\x64ress\x12\x39\n\x0esocket_address\x18\x01 \x01(\x0b\x32!.extproc.access_log.SocketAddress\"\xa5\x01\n\x08Metadata\x12I\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x30.extproc.access_log.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"\xb7\x02\n\x0f\x41\x63\x63\x65ssLogCommon\x12\x41\n\x1etime_to_first_upstream_rx_byte\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12<\n\x17upstream_remote_address\x18\r \x01(\x0b\x32\x1b.extproc.access_log.Address\x12.\n\x08metadata\x18\x11 \x01(\x0b\x32\x1c.extproc.access_log.Metadata\x12+\n\x08\x64uration\x18\x17 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x1eupstream_request_attempt_count\x18\x18 \x01(\r\x12\x1e\n\x16intermediate_log_entry\x18\x1b \x01(\x08\"M\n\x16HttpResponseProperties\x12\x33\n\rresponse_code\x18\x01 \x01(\x0b\x32\x1c.google.protobuf.UInt32Value\"\x92\x01\n\x12HttpAccessLogEntry\x12>\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32#.extproc.access_log.AccessLogCommon\x12<\n\x08response\x18\x04 \x01(\x0b\x32*.extproc.access_log.HttpResponseProperties\"Q\n\x14HttpAccessLogEntries\x12\x39\n\tlog_entry\x18\x01 \x03(\x0b\x32&.extproc.access_log.HttpAccessLogEntry\"V\n\x17StreamAccessLogsMessage\x12;\n\thttp_logs\x18\x02 \x01(\x0b\x32(.extproc.access_log.HttpAccessLogEntries\"\x1a\n\x18StreamAccessLogsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'extproc/adapters/proto/access_log.proto\x12\x12\x65xtproc.access_log\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1egoogle/protobuf/wrappers.proto\"4\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nport_value\x18\x03 \x01(\r\"D\n\x07\x41\x64\x64ress\x12\x39\n\x0esocket_address\x18\x01 \x01(\x0b\x32!.extproc.access_log.SocketAddress\"\xa5\x01\n\x08Metadata\x12I\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x30.extproc.access_log.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"\xd3\x02\n\x0f\x41\x63\x63\x65ssLogCommon\x12\x41\n\x1etime_to_first_upstream_rx_byte\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12<\n\x17upstream_remote_address\x18\r \x01(\x0b\x32\x1b.extproc.access_log.Address\x12.\n\x08metadata\x18\x11 \x01(\x0b\x32\x1c.extproc.access_log.Metadata\x12+\n\x08\x64uration\x18\x17 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x1eupstream_request_attempt_count\x18\x18 \x01(\r\x12:\n\x0f\x61\x63\x63\x65ss_log_type\x18! \x01(\x0e\x32!.extproc.access_log.AccessLogType\"M\n\x16HttpResponseProperties\x12\x33\n\rresponse_code\x18\x01 \x01(\x0b\x32\x1c.google.protobuf.UInt32Value\"\x92\x01\n\x12HttpAccessLogEntry\x12>\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32#.extproc.access_log.AccessLogCommon\x12<\n\x08response\x18\x04 \x01(\x0b\x32*.extproc.access_log.HttpResponseProperties\"Q\n\x14HttpAccessLogEntries\x12\x39\n\tlog_entry\x18\x01 \x03(\x0b\x32&.extproc.access_log.HttpAccessLogEntry\"V\n\x17StreamAccessLogsMessage\x12;\n\thttp_logs\x18\x02 \x01(\x0b\x32(.extproc.access_log.HttpAccessLogEntries\"\x1a\n\x18StreamAccessLogsResponse*.\n\rAccessLogType\x12\n\n\x06NotSet\x10\x00\x12\x11\n\rDownstreamEnd\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_METADATA_FILTERMETADATAENTRY']._loaded_options = None
   _globals['_METADATA_FILTERMETADATAENTRY']._serialized_options = b'8\001'
+  _globals['_ACCESSLOGTYPE']._serialized_start=1218
+  _globals['_ACCESSLOGTYPE']._serialized_end=1264
   _globals['_SOCKETADDRESS']._serialized_start=157
   _globals['_SOCKETADDRESS']._serialized_end=209
   _globals['_ADDRESS']._serialized_start=211
@@ -45,15 +47,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=369
   _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=447
   _globals['_ACCESSLOGCOMMON']._serialized_start=450
-  _globals['_ACCESSLOGCOMMON']._serialized_end=761
-  _globals['_HTTPRESPONSEPROPERTIES']._serialized_start=763
-  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=840
-  _globals['_HTTPACCESSLOGENTRY']._serialized_start=843
-  _globals['_HTTPACCESSLOGENTRY']._serialized_end=989
-  _globals['_HTTPACCESSLOGENTRIES']._serialized_start=991
-  _globals['_HTTPACCESSLOGENTRIES']._serialized_end=1072
-  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_start=1074
-  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_end=1160
-  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_start=1162
-  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_end=1188
+  _globals['_ACCESSLOGCOMMON']._serialized_end=789
+  _globals['_HTTPRESPONSEPROPERTIES']._serialized_start=791
+  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=868
+  _globals['_HTTPACCESSLOGENTRY']._serialized_start=871
+  _globals['_HTTPACCESSLOGENTRY']._serialized_end=1017
+  _globals['_HTTPACCESSLOGENTRIES']._serialized_start=1019
+  _globals['_HTTPACCESSLOGENTRIES']._serialized_end=1100
+  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_start=1102
+  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_end=1188
+  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_start=1190
+  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_end=1216
 # @@protoc_insertion_point(module_scope)

@@ -4,12 +4,20 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf import wrappers_pb2 as _wrappers_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class AccessLogType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NotSet: _ClassVar[AccessLogType]
+    DownstreamEnd: _ClassVar[AccessLogType]
+NotSet: AccessLogType
+DownstreamEnd: AccessLogType
 
 class SocketAddress(_message.Message):
     __slots__ = ("address", "port_value")
@@ -39,20 +47,20 @@ class Metadata(_message.Message):
     def __init__(self, filter_metadata: _Optional[_Mapping[str, _struct_pb2.Struct]] = ...) -> None: ...
 
 class AccessLogCommon(_message.Message):
-    __slots__ = ("time_to_first_upstream_rx_byte", "upstream_remote_address", "metadata", "duration", "upstream_request_attempt_count", "intermediate_log_entry")
+    __slots__ = ("time_to_first_upstream_rx_byte", "upstream_remote_address", "metadata", "duration", "upstream_request_attempt_count", "access_log_type")
     TIME_TO_FIRST_UPSTREAM_RX_BYTE_FIELD_NUMBER: _ClassVar[int]
     UPSTREAM_REMOTE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     DURATION_FIELD_NUMBER: _ClassVar[int]
     UPSTREAM_REQUEST_ATTEMPT_COUNT_FIELD_NUMBER: _ClassVar[int]
-    INTERMEDIATE_LOG_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_LOG_TYPE_FIELD_NUMBER: _ClassVar[int]
     time_to_first_upstream_rx_byte: _duration_pb2.Duration
     upstream_remote_address: Address
     metadata: Metadata
     duration: _duration_pb2.Duration
     upstream_request_attempt_count: int
-    intermediate_log_entry: bool
-    def __init__(self, time_to_first_upstream_rx_byte: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., upstream_remote_address: _Optional[_Union[Address, _Mapping]] = ..., metadata: _Optional[_Union[Metadata, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., upstream_request_attempt_count: _Optional[int] = ..., intermediate_log_entry: _Optional[bool] = ...) -> None: ...
+    access_log_type: AccessLogType
+    def __init__(self, time_to_first_upstream_rx_byte: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., upstream_remote_address: _Optional[_Union[Address, _Mapping]] = ..., metadata: _Optional[_Union[Metadata, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., upstream_request_attempt_count: _Optional[int] = ..., access_log_type: _Optional[_Union[AccessLogType, str]] = ...) -> None: ...
 
 class HttpResponseProperties(_message.Message):
     __slots__ = ("response_code",)
