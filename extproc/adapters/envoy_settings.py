@@ -1,0 +1,54 @@
+"""What the Envoy before the routers is to do, as plain values.
+
+Free of Envoy's own types, whose import takes over a second: only what prints or starts
+a configuration pays for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from extproc.core.phases import DESTINATION_HEADER, BodyMode, Observe
+
+if TYPE_CHECKING:
+    from extproc.core.endpoint import Endpoint
+
+UNIX_PREFIX = "unix:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """One listener for clients, the endpoints behind it, and the routers it asks.
+
+    `routers` are `ip:port`, `[ip]:port` or `unix:/path`, one per router process: Envoy
+    opens one connection per worker and address, so one shared port would feed one process.
+    An `admin_port` of None leaves the admin interface out; port 0 asks for a free one.
+
+    `buffer_bytes` is what a router is shown of a body in BUFFERED_PARTIAL mode, and what
+    Envoy keeps for a retry. `max_body_bytes` is the size above which Envoy answers 413.
+    `health_path` None turns active health checks of the endpoints off.
+    """
+
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 8080
+    admin_host: str = "127.0.0.1"
+    admin_port: int | None = 9901
+    endpoints: tuple[Endpoint, ...] = ()
+    routers: tuple[str, ...] = ("127.0.0.1:9002",)
+    body_mode: BodyMode = BodyMode.BUFFERED_PARTIAL
+    observe: Observe = Observe.ACCESS_LOG
+    buffer_bytes: int = 4 * 1024 * 1024
+    max_body_bytes: int = 64 * 1024 * 1024
+    message_timeout_s: float = 0.5
+    failure_mode_allow: bool = True
+    retries: int = 2
+    connect_timeout_s: float = 0.5
+    upload_timeout_s: float = 120.0
+    idle_timeout_s: float = 600.0
+    health_path: str | None = "/health"
+    health_interval_s: float = 2.0
+    health_timeout_s: float = 1.0
+    access_log_flush_s: float = 0.05
+    destination_header: str = DESTINATION_HEADER
+    forward_headers: tuple[str, ...] = ()
