@@ -50,6 +50,7 @@ from envoy_data_plane.envoy.type.v3 import Percent
 from envoy_data_plane.google.protobuf import Any
 
 from extproc.adapters.envoy_settings import UNIX_PREFIX
+from extproc.adapters.wire import DECISION_NAMESPACE
 from extproc.core.phases import Observe
 
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
 
 LLM_CLUSTER = "llm"
 EXT_PROC_CLUSTER = "extproc"
-DECISION_NAMESPACE = "envoy.lb"
 
 _UPSTREAM_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 # Envoy's defaults (1,024 requests, 3 retries) turn a busy moment into 503.

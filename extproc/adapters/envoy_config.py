@@ -19,7 +19,8 @@ from extproc.adapters.envoy_clusters import (
     router_clusters,
     socket_address,
 )
-from extproc.adapters.envoy_listener import connection_manager, listener, llm_route
+from extproc.adapters.envoy_listener import connection_manager, listener
+from extproc.adapters.envoy_routes import routes
 
 if TYPE_CHECKING:
     from betterproto2 import Message
@@ -48,7 +49,7 @@ def filter_snippet(settings: GatewaySettings) -> str:
     parts: dict[str, object] = {
         "listener": _plain(buffer),
         "http_connection_manager": manager,
-        "route": _plain(llm_route(settings)),
+        "routes": [_plain(route) for route in routes(settings)],
         "llm_cluster": {"load_balancing_policy": _plain(override_policy(settings))},
         "clusters": [_plain(cluster) for cluster in router_clusters(settings)],
     }

@@ -17,16 +17,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     TypedExtensionConfig,
 )
 from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
-from envoy_data_plane.envoy.config.route.v3 import (
-    RetryPolicy,
-    RetryPolicyRetryBackOff,
-    RetryPolicyRetryHostPredicate,
-    Route,
-    RouteAction,
-    RouteConfiguration,
-    RouteMatch,
-    VirtualHost,
-)
+from envoy_data_plane.envoy.config.route.v3 import RouteConfiguration, VirtualHost
 from envoy_data_plane.envoy.extensions.access_loggers.grpc.v3 import (
     CommonGrpcAccessLogConfig,
     HttpGrpcAccessLogConfig,
@@ -35,7 +26,6 @@ from envoy_data_plane.envoy.extensions.filters.http.buffer.v3 import Buffer
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ExternalProcessor,
     ExternalProcessorRouteCacheAction,
-    ExtProcPerRoute,
     HeaderForwardingRules,
     MetadataOptions,
     MetadataOptionsMetadataNamespaces,
@@ -51,36 +41,26 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
 from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation.v3 import (
     HeaderMutation as EarlyHeaderMutation,
 )
-from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
 from envoy_data_plane.envoy.type.matcher.v3 import ListStringMatcher, StringMatcher
 from envoy_data_plane.google.protobuf import Any
 
 from extproc.adapters.envoy_clusters import (
-    DECISION_NAMESPACE,
     EXT_PROC_CLUSTER,
-    LLM_CLUSTER,
     log_cluster_names,
     seconds,
     socket_address,
 )
+from extproc.adapters.envoy_routes import BUFFER_FILTER, EXT_PROC_FILTER, routes
+from extproc.adapters.wire import DECISION_NAMESPACE
 from extproc.core.phases import BodyMode, Observe
 
 if TYPE_CHECKING:
     from extproc.adapters.envoy_settings import GatewaySettings
 
-EXT_PROC_FILTER = "envoy.filters.http.ext_proc"
-
 _OWN_HEADERS = "x-extproc-"
 _SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 # What a router reads of every request; credentials never leave Envoy.
 _FORWARDED = (":path", ":method", "content-length", "content-type", "content-encoding")
-# A POST is sent again only when no engine can have begun it, or one says it is not ready.
-_RETRY_ON = "connect-failure,refused-stream,reset-before-request,retriable-status-codes"
-_NOT_READY = 503
-# How often a retry may draw a host again that was tried before.
-_HOST_ATTEMPTS = 5
-_BACK_OFF_S = 0.005
-_MAX_BACK_OFF_S = 0.05
 # HTTP/2 allows no smaller initial window in Envoy.
 _MIN_WINDOW_BYTES = 65_535
 _STREAMS_PER_CONNECTION_WINDOW = 4
@@ -94,7 +74,7 @@ def listener(settings: GatewaySettings) -> Listener:
         HttpFilter(name="envoy.filters.http.router", typed_config=Any.pack(Router()))
     )
     manager.route_config = RouteConfiguration(
-        name="llm", virtual_hosts=[VirtualHost(name="llm", domains=["*"], routes=_routes(settings))]
+        name="llm", virtual_hosts=[VirtualHost(name="llm", domains=["*"], routes=routes(settings))]
     )
     network_filter = Filter(
         name="envoy.filters.network.http_connection_manager", typed_config=Any.pack(manager)
@@ -126,39 +106,6 @@ def connection_manager(settings: GatewaySettings) -> HttpConnectionManager:
     )
 
 
-def llm_route(settings: GatewaySettings) -> RouteAction:
-    """Send to the endpoints, and again to the next of the decision's list where that is safe."""
-    predicate = RetryPolicyRetryHostPredicate(
-        name="envoy.retry_host_predicates.previous_hosts",
-        typed_config=Any.pack(PreviousHostsPredicate()),
-    )
-    retry = RetryPolicy(
-        retry_on=_RETRY_ON,
-        retriable_status_codes=[_NOT_READY],
-        num_retries=settings.retries,
-        retry_host_predicate=[predicate],
-        host_selection_retry_max_attempts=_HOST_ATTEMPTS,
-        retry_back_off=RetryPolicyRetryBackOff(
-            base_interval=seconds(_BACK_OFF_S), max_interval=seconds(_MAX_BACK_OFF_S)
-        ),
-    )
-    # No limit on the whole: a completion may run for long; the idle timeout ends hung ones.
-    return RouteAction(cluster=LLM_CLUSTER, timeout=seconds(0), retry_policy=retry)
-
-
-def _routes(settings: GatewaySettings) -> list[Route]:
-    everything = Route(match=RouteMatch(prefix="/"), route=llm_route(settings))
-    if settings.health_path is None:
-        return [everything]
-    not_asked = Any.pack(ExtProcPerRoute(disabled=True))
-    health = Route(
-        match=RouteMatch(path=settings.health_path),
-        route=RouteAction(cluster=LLM_CLUSTER),
-        typed_per_filter_config={EXT_PROC_FILTER: not_asked},
-    )
-    return [health, everything]
-
-
 def _strip(settings: GatewaySettings) -> TypedExtensionConfig:
     """Take away what only we may set, before any filter or route sees it."""
     ours = StringMatcher(prefix=_OWN_HEADERS, ignore_case=True)
@@ -173,12 +120,11 @@ def _strip(settings: GatewaySettings) -> TypedExtensionConfig:
 
 
 def _http_filters(settings: GatewaySettings) -> list[HttpFilter]:
-    ask = HttpFilter(name=EXT_PROC_FILTER, typed_config=Any.pack(_ext_proc(settings)))
-    limit = HttpFilter(
-        name="envoy.filters.http.buffer",
-        typed_config=Any.pack(Buffer(max_request_bytes=settings.max_body_bytes)),
-    )
-    return [ask, limit]
+    limit = Buffer(max_request_bytes=settings.max_body_bytes)
+    return [
+        HttpFilter(name=BUFFER_FILTER, typed_config=Any.pack(limit), disabled=True),
+        HttpFilter(name=EXT_PROC_FILTER, typed_config=Any.pack(_ext_proc(settings))),
+    ]
 
 
 def _ext_proc(settings: GatewaySettings) -> ExternalProcessor:

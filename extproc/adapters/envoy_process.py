@@ -181,9 +181,7 @@ async def _until_ready(
             message = f"Envoy ended with code {ended.result()}"
         else:
             message = f"Envoy is not ready after {ready_s:g} s"
-        with log_path.open("rb") as log:
-            log.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))
-            message = f"{message}; the end of {log_path}:\n{_last_lines(log.read())}"
+        message = f"{message}; the end of {log_path}:\n{_last_lines(_read_end(log_path))}"
         raise EnvoyError(message)
     finally:
         ended.cancel()
@@ -192,24 +190,23 @@ async def _until_ready(
 
 
 async def _addresses_when_ready(address_path: Path) -> tuple[tuple[str, int], tuple[str, int]]:
-    while not (address_path.exists() and address_path.read_text(encoding="ascii").strip()):
+    while True:
+        authority = _read_text(address_path)
+        if authority:
+            with contextlib.suppress(aiohttp.ClientError, IndexError):
+                return _split(authority), await _ask_listen_address(authority)
         await asyncio.sleep(_POLL_S)
-    authority = address_path.read_text(encoding="ascii").strip()
-    async with aiohttp.ClientSession(f"http://{authority}") as session:
-        while not await _answers_ready(session):
-            await asyncio.sleep(_POLL_S)
+
+
+async def _ask_listen_address(authority: str) -> tuple[str, int]:
+    """Ask a ready Envoy where it listens; ClientError or IndexError: it is not ready."""
+    async with aiohttp.ClientSession(f"http://{authority}", raise_for_status=True) as session:
+        async with session.get("/ready"):
+            pass
         async with session.get("/listeners?format=json") as response:
             listeners = (await response.json(content_type=None))["listener_statuses"]
     address = listeners[0]["local_address"]["socket_address"]
-    host, _, port = authority.rpartition(":")
-    return (host.strip("[]"), int(port)), (address["address"], address["port_value"])
-
-
-async def _answers_ready(session: aiohttp.ClientSession) -> bool:
-    with contextlib.suppress(aiohttp.ClientError):
-        async with session.get("/ready") as response:
-            return response.status == aiohttp.http.HTTPStatus.OK
-    return False
+    return address["address"], address["port_value"]
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -267,6 +264,21 @@ def _check_free(host: str, port: int) -> None:
             remedy = "stop what listens there, or choose another address"
             message = f"address {host}:{port} {why}; {remedy}"
             raise EnvoyError(message) from error
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip() if path.exists() else ""
+
+
+def _split(authority: str) -> tuple[str, int]:
+    host, _, port = authority.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _read_end(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
+        return file.read()
 
 
 def _last_lines(output: bytes) -> str:
