@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +53,7 @@ class EnvoyError(ExtprocError):
     """Envoy is missing, refuses its configuration, or does not run."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunningEnvoy:
     """An Envoy that answers.
 
@@ -64,7 +64,6 @@ class RunningEnvoy:
     log_path: Path
     admin: tuple[str, int]
     listen: tuple[str, int]
-    _directory: tempfile.TemporaryDirectory[str] = field(repr=False)
 
     @property
     def pid(self) -> int:
@@ -76,9 +75,8 @@ class RunningEnvoy:
         return await self.process.wait()
 
     async def stop(self) -> None:
-        """End Envoy, by force after five seconds; remove what it left behind."""
+        """End Envoy, by force after five seconds."""
         await _end(self.process)
-        self._directory.cleanup()
 
 
 def find_envoy(explicit: str | None = None) -> Path:
@@ -135,17 +133,16 @@ async def start_envoy(
     The configuration needs an admin address. Envoy's own log is appended to `log_path`.
     """
     _check_addresses(yaml_text)
-    directory = tempfile.TemporaryDirectory(prefix="extproc-envoy-")
-    process = None
-    try:
-        process = await _spawn(binary, Path(directory.name), yaml_text, log_path, concurrency)
-        admin, listen = await _until_ready(process, Path(directory.name), log_path, ready_s)
-    except BaseException:
-        if process:
+    # Envoy has read its files once it is ready, so they need not outlive this call.
+    with tempfile.TemporaryDirectory(prefix="extproc-envoy-") as name:
+        directory = Path(name)
+        process = await _spawn(binary, directory, yaml_text, log_path, concurrency)
+        try:
+            admin, listen = await _until_ready(process, directory, log_path, ready_s)
+        except BaseException:
             await _end(process)
-        directory.cleanup()
-        raise
-    return RunningEnvoy(process, log_path, admin, listen, directory)
+            raise
+    return RunningEnvoy(process=process, log_path=log_path, admin=admin, listen=listen)
 
 
 async def _spawn(
