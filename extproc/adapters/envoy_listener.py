@@ -42,6 +42,7 @@ from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutatio
     HeaderMutation as EarlyHeaderMutation,
 )
 from envoy_data_plane.envoy.type.matcher.v3 import ListStringMatcher, StringMatcher
+from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
 from envoy_data_plane.google.protobuf import Any
 
 from extproc.adapters.envoy_clusters import (
@@ -136,6 +137,8 @@ def _ext_proc(settings: GatewaySettings) -> ExternalProcessor:
         # The body is never changed, so its length may go upstream as it came.
         allow_content_length_header=True,
         failure_mode_allow=settings.failure_mode_allow,
+        # Envoy's own choice, 500, would blame the request.
+        status_on_error=HttpStatus(code=StatusCode.SERVICE_UNAVAILABLE),
         message_timeout=seconds(settings.message_timeout_s),
         route_cache_action=ExternalProcessorRouteCacheAction.RETAIN,
         # Without this flag a decision that needs the body is a race in STREAMED mode.
