@@ -138,7 +138,7 @@ def _ext_proc(settings: GatewaySettings) -> ExternalProcessor:
         allow_content_length_header=True,
         failure_mode_allow=settings.failure_mode_allow,
         # Envoy's own choice, 500, would blame the request.
-        status_on_error=HttpStatus(code=StatusCode.SERVICE_UNAVAILABLE),
+        status_on_error=HttpStatus(code=StatusCode.ServiceUnavailable),
         message_timeout=seconds(settings.message_timeout_s),
         route_cache_action=ExternalProcessorRouteCacheAction.RETAIN,
         # Without this flag a decision that needs the body is a race in STREAMED mode.
