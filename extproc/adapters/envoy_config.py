@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from extproc.adapters.envoy_settings import GatewaySettings
 
 _COLUMNS = 100
+_PLACES = {
+    "listener": "To the listener.",
+    "http_connection_manager": "To its connection manager; the filters go before router.",
+    "routes": "To the virtual host, in this order, in place of the route to the endpoints.",
+    "llm_cluster": "To the cluster of the endpoints, which the routes call llm, for its lb_policy.",
+    "clusters": "To the clusters.",
+}
 
 
 def bootstrap(settings: GatewaySettings) -> Bootstrap:
@@ -42,18 +49,18 @@ def bootstrap(settings: GatewaySettings) -> Bootstrap:
 
 
 def filter_snippet(settings: GatewaySettings) -> str:
-    """Give as YAML the parts that an existing Envoy needs, each under the place it belongs to."""
-    buffer = Listener(per_connection_buffer_limit_bytes=settings.buffer_bytes)
+    """Give as YAML the parts that an existing Envoy needs, each named by where it belongs."""
+    limit = Listener(per_connection_buffer_limit_bytes=settings.buffer_bytes)
     manager = _plain(connection_manager(settings))
     del manager["stat_prefix"]
     parts: dict[str, object] = {
-        "listener": _plain(buffer),
+        "listener": _plain(limit),
         "http_connection_manager": manager,
         "routes": [_plain(route) for route in routes(settings)],
         "llm_cluster": {"load_balancing_policy": _plain(override_policy(settings))},
         "clusters": [_plain(cluster) for cluster in router_clusters(settings)],
     }
-    return _dump(parts)
+    return "\n".join(f"# {_PLACES[name]}\n{_dump({name: part})}" for name, part in parts.items())
 
 
 def to_yaml(message: Message) -> str:

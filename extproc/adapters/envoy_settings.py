@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from extproc.core.phases import DESTINATION_HEADER, BodyMode, Observe
+from extproc.core.session import SessionRules
 
 if TYPE_CHECKING:
     from extproc.core.endpoint import Endpoint
@@ -26,8 +27,10 @@ class GatewaySettings:
     An `admin_port` of None leaves the admin interface out; port 0 asks for a free one.
 
     `buffer_bytes` is what a router is shown of a body in BUFFERED_PARTIAL mode, and what
-    Envoy keeps for a retry. `max_body_bytes` is the size above which Envoy answers 413.
-    `health_path` None turns active health checks of the endpoints off.
+    Envoy keeps for a retry. `max_body_bytes` is the size above which Envoy answers 413; a
+    body without content-length is held up to it, so it also bounds Envoy's memory per
+    request. `health_path` None turns active health checks of the endpoints off.
+    `forward_headers` are sent to the routers beside those that every decision needs.
     """
 
     listen_host: str = "127.0.0.1"
@@ -51,4 +54,4 @@ class GatewaySettings:
     health_timeout_s: float = 1.0
     access_log_flush_s: float = 0.05
     destination_header: str = DESTINATION_HEADER
-    forward_headers: tuple[str, ...] = ()
+    forward_headers: tuple[str, ...] = SessionRules().headers

@@ -157,7 +157,7 @@ async def test_a_mute_router_holds_a_request_for_the_message_timeout_only(log_pa
         took_s = time.monotonic() - began
 
     assert status == 200
-    assert 0.2 <= took_s < 2
+    assert 0.1 < took_s < 2
     assert engine.requests[0][2] == b"body"
 
 
