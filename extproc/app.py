@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from extproc.adapters.access_log import Outcome
     from extproc.config.sections import Config
     from extproc.core.decision import Decision
+    from extproc.core.endpoint import Endpoint
     from extproc.core.errors import RequestRefusedError
     from extproc.core.events import EndpointDown, EndpointReset, EndpointUp, Observed
     from extproc.core.router import EndpointView
@@ -67,7 +68,7 @@ class App:
         self._discovery = Discovery(discovery_settings(config), self._on_membership)
         self._admin = self._build_admin()
         self._tasks: list[asyncio.Task[None]] = []
-        self._pool_changed = asyncio.Event()
+        self._changed = asyncio.Event()
         self._serving = False
         self._draining = False
 
@@ -75,6 +76,11 @@ class App:
     def address(self) -> str:
         """Where Envoy reaches us, with the real port once started."""
         return self._server.address
+
+    @property
+    def policy(self) -> str:
+        """The policy in force."""
+        return self._config.routing.policy
 
     @property
     def admin_port(self) -> int | None:
@@ -88,6 +94,16 @@ class App:
     def snapshot(self) -> Sequence[EndpointView]:
         """Show every endpoint of the pool."""
         return self.router.snapshot(self._clock())
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The endpoints that are listed and resolved, ready or not."""
+        return self._discovery.known
+
+    async def until_ready(self, count: int = 1) -> None:
+        """Wait until so many endpoints are ready, without a limit."""
+        while sum(view.ready for view in self.snapshot()) < count:
+            await self._changed.wait()
 
     async def start(self) -> None:
         """Listen, find the endpoints and begin to check them; raise OSError or ExtprocError."""
@@ -167,20 +183,20 @@ class App:
     def _apply_membership(self, event: EndpointUp | EndpointDown) -> None:
         self.router.apply(event, self._clock())
         self.metrics.update(event)
-        self._pool_changed.set()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _apply_scrape(self, event: Observed | EndpointReset) -> None:
         self.router.apply(event, self._clock())
 
     async def _follow_readiness(self) -> None:
         while True:
-            ready = self.is_ready()
+            changed, ready = self._changed, self.is_ready()
             if ready != self._serving:
                 self._serving = ready
                 await self._server.set_serving(serving=ready)
                 _LOG.info("%s", "serving" if ready else "not serving: no endpoint is ready")
-            await self._pool_changed.wait()
-            self._pool_changed.clear()
+            await changed.wait()
 
     def _spawn(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
         self._tasks.append(asyncio.create_task(_keep_running(name, run), name=name))

@@ -6,12 +6,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import xxhash
-
 from extproc.adapters.discovery import DiscoverySettings, Listed
+from extproc.adapters.envoy_settings import GatewaySettings
 from extproc.config import load_members
 from extproc.config.sections import split_address
-from extproc.core.intake import IntakeSettings
+from extproc.core.blocks import seed_from
+from extproc.core.intake import BYTES_PER_TOKEN, IntakeSettings
 from extproc.core.phases import BodyMode, Observe, StreamSettings
 from extproc.core.policies import Tuning
 from extproc.core.router import RouterSettings
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from extproc.config.sections import Config, Intake, Member
-
-_BYTES_PER_TOKEN = 4
+    from extproc.core.endpoint import Endpoint
 
 
 def router_settings(config: Config) -> RouterSettings:
@@ -30,7 +29,7 @@ def router_settings(config: Config) -> RouterSettings:
     given = config.routing.model_dump()
     names = {field.name for field in fields(Tuning)}
     tuning = Tuning(**{name: given.pop(name) for name in names & given.keys()})
-    block_tokens = config.intake.block_bytes // _BYTES_PER_TOKEN
+    block_tokens = config.intake.block_bytes // BYTES_PER_TOKEN
     return RouterSettings(tuning=tuning, block_tokens=block_tokens, **given)
 
 
@@ -43,9 +42,10 @@ def intake_settings(intake: Intake) -> IntakeSettings:
     return IntakeSettings(
         block_bytes=intake.block_bytes,
         max_prompt_tokens=intake.max_prompt_tokens,
-        seed=xxhash.xxh3_64_intdigest(intake.secret.encode()),
+        seed=seed_from(intake.secret),
         session=SessionRules(**{name: rule for name, rule in given.items() if rule is not None}),
         tier1_header=intake.tier1_header,
+        tier1_field=intake.tier1_field,
         default_model=intake.default_model,
         refuse_unreadable=intake.refuse_unreadable,
     )
@@ -69,6 +69,31 @@ def discovery_settings(config: Config) -> DiscoverySettings:
         read_file=lambda file: _listed(load_members(file)),
         poll_s=endpoints.poll_s,
         resolve_s=endpoints.resolve_s,
+    )
+
+
+def gateway_settings(config: Config, endpoints: Iterable[Endpoint]) -> GatewaySettings:
+    """Convert what concerns Envoy; `endpoints` are the resolved ones."""
+    gateway, health = config.gateway, config.health
+    listen_host, listen_port = split_address(gateway.listen, ephemeral=True)
+    admin = split_address(gateway.admin, ephemeral=True) if gateway.admin else None
+    rules = intake_settings(config.intake)
+    task_header = (rules.tier1_header,) if rules.tier1_header else ()
+    return GatewaySettings(
+        listen_host=listen_host,
+        listen_port=listen_port,
+        admin_host=admin[0] if admin else listen_host,
+        admin_port=admin[1] if admin else None,
+        endpoints=tuple(endpoints),
+        routers=gateway.routers or (config.listen.address,),
+        body_mode=BodyMode(config.stream.body_mode),
+        observe=Observe(config.stream.observe),
+        max_body_bytes=config.stream.max_body_bytes,
+        health_path=health.path if health.enabled else None,
+        health_interval_s=health.interval_s,
+        health_timeout_s=health.timeout_s,
+        forward_headers=rules.session.headers + task_header,
+        **gateway.model_dump(exclude={"listen", "admin", "routers"}),
     )
 
 

@@ -155,6 +155,7 @@ class Intake(Section):
     session_headers: tuple[HeaderName, ...] | None = Field(default=None, max_length=64)
     session_fields: tuple[str, ...] | None = Field(default=None, max_length=64)
     tier1_header: HeaderName | None = None
+    tier1_field: str | None = Field(default=None, min_length=1, max_length=128)
     default_model: str = Field(default="", max_length=256)
     refuse_unreadable: bool = False
 
@@ -214,12 +215,22 @@ class Logging(Section):
 
 
 class Gateway(Section):
-    """The Envoy that `extproc envoy-config` describes."""
+    """The Envoy that `extproc envoy-config` describes.
+
+    `routers` lists every router process as Envoy reaches it; left out, this one's address.
+    """
 
     listen: TcpAddress = "127.0.0.1:8080"
-    admin: TcpAddress = "127.0.0.1:9901"
+    admin: TcpAddress | None = "127.0.0.1:9901"
+    routers: tuple[ListenAddress, ...] = Field(default=(), max_length=256, strict=False)
     message_timeout_s: PositiveFloat = 0.5
     buffer_bytes: Annotated[int, Field(ge=16_384)] = 4 * 1024 * 1024
+    failure_mode_allow: bool = True
+    retries: NonNegativeInt = 2
+    connect_timeout_s: PositiveFloat = 0.5
+    upload_timeout_s: PositiveFloat = 120.0
+    idle_timeout_s: PositiveFloat = 600.0
+    access_log_flush_s: PositiveFloat = 0.05
 
 
 class Config(Section):
