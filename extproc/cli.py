@@ -1,0 +1,249 @@
+"""The command line. An error is one line on stderr and exit code 2, never a traceback.
+
+Commands import what they need when they run: `check` must not wait for Envoy's types.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from rich.console import Console
+
+from extproc.config import load_config
+from extproc.config.sections import Config, Routing
+from extproc.core.errors import ExtprocError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
+
+    from extproc.core.decision import Decision
+    from extproc.core.endpoint import Endpoint
+
+_ERROR, _INTERRUPTED = 2, 130
+_POLICIES: tuple[str, ...] = get_args(Routing.model_fields["policy"].annotation)
+_MAX_PORT = 65_535
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; give the exit code: 0 done, 2 an error told on stderr, 130 interrupted."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and not options.takes_rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
+    try:
+        code: int | None = options.run(options)
+        sys.stdout.flush()
+    except (ExtprocError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            # Whoever read the output has enough; Python must not complain at its exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        print(f"extproc: {error}", file=sys.stderr)
+        return _ERROR
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return code or 0
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from extproc.app import serve  # noqa: PLC0415
+
+    config = load_config(options.config) if options.config else Config()
+    _set_up_logging(config.logging.level)
+    _run(serve(config))
+
+
+def _check(options: argparse.Namespace) -> None:
+    config = load_config(options.file)
+    source = config.endpoints.file or f"{len(config.endpoints.static)} listed"
+    print(f"{options.file}: ok")
+    print(f"  listen     {config.listen.address}")
+    print(f"  endpoints  {source}, health checks {'on' if config.health.enabled else 'off'}")
+    print(f"  policy     {config.routing.policy}")
+    print(f"  metrics    {config.metrics.address or 'off'}")
+    if not config.endpoints.file and not config.endpoints.static:
+        print("  note       no endpoints: every request will be answered with 503")
+
+
+def _explain(options: argparse.Namespace) -> None:
+    from extproc.explain import explain, print_explanation, read_sample  # noqa: PLC0415
+
+    config = load_config(options.config) if options.config else Config()
+    sample = read_sample(options.request, options.path)
+    explanation = explain(sample, config, _resolve_endpoints(config))
+    print_explanation(explanation, Console(highlight=False))
+
+
+def _envoy_config(options: argparse.Namespace) -> None:
+    from extproc.adapters.envoy_config import bootstrap, filter_snippet, to_yaml  # noqa: PLC0415
+    from extproc.settings import gateway_settings  # noqa: PLC0415
+
+    config = load_config(options.config) if options.config else Config()
+    settings = gateway_settings(config, _resolve_endpoints(config))
+    command = "extproc envoy-config"
+    command += f" --config {options.config}" if options.config else ""
+    command += " --snippet" if options.snippet else ""
+    print(f"# Made by `{command}`; change the settings, not this file.")
+    text = filter_snippet(settings) if options.snippet else to_yaml(bootstrap(settings))
+    print(text, end="")
+
+
+def _up(options: argparse.Namespace) -> None:
+    from extproc.local import StackSettings, describe_decision, up  # noqa: PLC0415
+
+    config = load_config(options.config) if options.config else Config()
+    _set_up_logging("warning")
+    console = Console(highlight=False, soft_wrap=True)
+
+    def show(line: str) -> None:
+        console.print(line, markup=False)
+
+    def show_decision(decision: Decision) -> None:
+        show(describe_decision(decision))
+
+    settings = StackSettings(
+        endpoints=tuple(options.endpoint),
+        policy=options.policy,
+        port=options.port,
+        config=config,
+        envoy=options.envoy,
+        on_decision=show_decision,
+    )
+    _run(up(settings, show))
+
+
+def _standin(options: argparse.Namespace) -> None:
+    from extproc.standin.server import RunningStandin, run_standin  # noqa: PLC0415
+    from extproc.standin.settings import StandinSettings  # noqa: PLC0415
+
+    def tell(standin: RunningStandin) -> None:
+        print(f"stand-in engine at {standin.url}", flush=True)
+
+    names = ("model", "prefill_tokens_per_s", "decode_tokens_per_s", "cache_tokens")
+    given = {name: getattr(options, name) for name in names}
+    try:
+        settings = StandinSettings(**{name: one for name, one in given.items() if one is not None})
+    except ValueError as error:
+        raise ExtprocError(str(error)) from None
+    _run(run_standin(settings, options.host, options.port, on_ready=tell))
+
+
+def _delegate(name: str) -> Callable[[argparse.Namespace], int | None]:
+    """Hand the remaining arguments to `main` of a module that is imported only then."""
+
+    def run(options: argparse.Namespace) -> int | None:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            message = f"this command needs the module {error.name}, which is not installed"
+            raise ExtprocError(message) from None
+        code: int | None = module.main(options.rest)
+        return code
+
+    return run
+
+
+def _resolve_endpoints(config: Config) -> tuple[Endpoint, ...]:
+    from extproc.adapters.discovery import Discovery  # noqa: PLC0415
+    from extproc.settings import discovery_settings  # noqa: PLC0415
+
+    async def resolve() -> tuple[Endpoint, ...]:
+        discovery = Discovery(discovery_settings(config), lambda _: None)
+        await discovery.start()
+        return discovery.known
+
+    return asyncio.run(resolve())
+
+
+def _run(coroutine: Coroutine[object, object, None]) -> None:
+    try:
+        import uvloop  # noqa: PLC0415 - absent on some systems
+    except ImportError:
+        asyncio.run(coroutine)
+    else:
+        uvloop.run(coroutine)
+
+
+def _set_up_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="extproc", description=_DESCRIPTION, allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    serve = _add(commands, "serve", "serve Envoy until SIGTERM, then drain", _serve)
+    check = _add(commands, "check", "validate a config file and exit", _check)
+    check.add_argument("file", type=Path, metavar="FILE")
+    explain = _add(commands, "explain", "show keys and decision of one request", _explain)
+    explain.add_argument("request", type=Path, metavar="REQUEST.json", help=_REQUEST_HELP)
+    explain.add_argument("--path", help="HTTP path of the request (default: guessed)")
+    envoy = _add(commands, "envoy-config", "print the Envoy bootstrap", _envoy_config)
+    envoy.add_argument("--snippet", action="store_true", help="only what an existing Envoy needs")
+    _add_up(commands)
+    _add_standin(commands)
+    for command in (serve, explain, envoy):
+        command.add_argument("--config", type=Path, metavar="FILE", help="config (YAML)")
+    for name, text, module in _DELEGATES:
+        command = _add(commands, name, text, _delegate(module), add_help=False)
+        command.set_defaults(takes_rest=True)
+    return parser
+
+
+def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    up = _add(commands, "up", "run Envoy, the router and stand-in engines here", _up)
+    up.add_argument("--endpoint", action="append", default=[], metavar="URL", help=_ENDPOINT_HELP)
+    up.add_argument("--policy", choices=_POLICIES, help="default: as in the config, or tiered")
+    up.add_argument("--port", type=_port, default=8080, help="port of Envoy; 0 for a free one")
+    up.add_argument("--envoy", metavar="PATH", help="the Envoy binary (default: found)")
+    up.add_argument("--config", type=Path, metavar="FILE", help="config (YAML)")
+
+
+def _add_standin(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    standin = _add(commands, "standin", "run one stand-in engine", _standin)
+    standin.add_argument("--host", default="127.0.0.1")
+    standin.add_argument("--port", type=_port, default=0, help="default: a free one")
+    standin.add_argument("--model", help="the model it serves")
+    standin.add_argument("--prefill-tokens-per-s", type=float, metavar="RATE")
+    standin.add_argument("--decode-tokens-per-s", type=float, metavar="RATE")
+    standin.add_argument("--cache-tokens", type=int, metavar="N", help="size of its prefix cache")
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    text: str,
+    run: Callable[[argparse.Namespace], int | None],
+    *,
+    add_help: bool = True,
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name, help=text, description=text, allow_abbrev=False, add_help=add_help
+    )
+    command.set_defaults(run=run, takes_rest=False)
+    return command
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > _MAX_PORT:
+        message = f"a port is a number from 0 to {_MAX_PORT}"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)
+
+
+_DESCRIPTION = "Prompt-cache-aware endpoint choice for Envoy."
+_REQUEST_HELP = "a request body, or an object of path, headers and body"
+_ENDPOINT_HELP = "an engine, http://host:port; give it once for each (default: four stand-ins)"
+_DELEGATES: Iterable[tuple[str, str, str]] = (
+    ("demo", "compare round-robin with tiered on a seeded workload", "extproc.demo"),
+    ("simulate", "run policies on a trace in virtual time", "extproc.simulate"),
+)
