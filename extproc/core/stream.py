@@ -3,8 +3,7 @@
 A request is decided once and every message is answered once, in the way its body mode
 demands. BUFFERED and BUFFERED_PARTIAL: the reply to the only body message decides. STREAMED:
 the reply to the headers decides and can't wait for the body, unless Envoy sends the body
-early; then it waits for the prefix, but not for ever, since the body waits for us.
-FULL_DUPLEX_STREAMED: Envoy forwards only what we echo.
+early; then it waits, for a limited time. FULL_DUPLEX_STREAMED: Envoy forwards our echo alone.
 """
 
 from __future__ import annotations
@@ -281,11 +280,10 @@ class Stream:
             if self._router and self._decision:
                 self._router.apply(FirstByte(self._decision.decision_id), now_s)
         phase, ends = Phase.RESPONSE_BODY, event.end_of_stream
+        actions: Sequence[Action] = [Continue(phase=phase)]
         if self._response_mode is BodyMode.FULL_DUPLEX_STREAMED:
-            return self._respond(
-                echo_body(phase, event.body, end_of_stream=ends), end_of_stream=ends
-            )
-        return self._respond([Continue(phase=phase)], end_of_stream=ends)
+            actions = echo_body(phase, event.body, end_of_stream=ends)
+        return self._respond(actions, end_of_stream=ends)
 
     def _respond(self, actions: Sequence[Action], *, end_of_stream: bool) -> list[Action]:
         return [*actions, Finish()] if end_of_stream else [*actions, *self._end_request()]

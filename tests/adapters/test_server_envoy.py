@@ -15,7 +15,7 @@ from aiohttp import web
 from extproc.core.intake import IntakeSettings
 
 from extproc.adapters.access_log import AccessLog
-from extproc.adapters.server import ExtProcServer, ServerSettings
+from extproc.adapters.server import ExtProcServer, ServerSettings, SilentObserver
 from extproc.core.endpoint import Endpoint
 from extproc.core.events import EndpointDown, EndpointUp
 from extproc.core.phases import DESTINATION_HEADER, Observe, StreamSettings
@@ -235,11 +235,21 @@ def _http2():
     }
 
 
+class Doorbell(SilentObserver):
+    """Tells when Envoy begins a stream."""
+
+    def __init__(self):
+        self.begun = asyncio.Event()
+
+    def on_stream_open(self):
+        self.begun.set()
+
+
 class Gateway:
     """A real Envoy before our server, two engines and one dead endpoint."""
 
-    def __init__(self, url, session, server, router, engines, dead, outcomes):
-        self.url, self.session, self.server = url, session, server
+    def __init__(self, url, session, server, begun, router, engines, dead, outcomes):
+        self.url, self.session, self.server, self.begun = url, session, server, begun
         self.router, self.engines, self.dead, self.outcomes = router, engines, dead, outcomes
 
     async def post(self, data, headers=None):
@@ -295,7 +305,7 @@ async def gateway(mode, path):
         router = Router(RouterSettings(slow_start_s=0.0), router_id="r")
         for one in engines:
             router.apply(EndpointUp(endpoint=one), time.monotonic())
-        outcomes = asyncio.Queue()
+        outcomes, doorbell = asyncio.Queue(), Doorbell()
         log = AccessLog(router.apply, time.monotonic, outcomes.put_nowait)
         observe = Observe.STREAM if mode == "responses observed" else Observe.ACCESS_LOG
         server = ExtProcServer(
@@ -304,6 +314,7 @@ async def gateway(mode, path):
             intake=IntakeSettings(),
             stream=StreamSettings(observe=observe, max_body_bytes=8_000_000),
             clock=time.monotonic,
+            observer=doorbell,
             services=(log.rpc_handler(),),
         )
         await server.start()
@@ -314,7 +325,7 @@ async def gateway(mode, path):
         timeout = aiohttp.ClientTimeout(total=LIMIT_S)
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
         url = f"http://127.0.0.1:{port}"
-        yield Gateway(url, session, server, router, engines, dead, outcomes)
+        yield Gateway(url, session, server, doorbell.begun, router, engines, dead, outcomes)
 
 
 async def slowly(data, size):
@@ -391,9 +402,25 @@ async def _check_refusals(run, mode):
 
 
 async def _check_without_us(run, mode):
-    await run.server.stop(0.0)
     if mode == "full duplex":
         return  # Envoy has no failure mode for it.
-    data = prompt("alone", 1000)
-    answer = await run.post(io.BytesIO(data))
-    assert answer["sha256"] == hashlib.sha256(data).hexdigest()
+    data = prompt("alone", 20_000)
+    half_sent, go_on = asyncio.Event(), asyncio.Event()
+
+    async def halves():
+        yield data[:20_000]
+        half_sent.set()
+        await go_on.wait()
+        yield data[20_000:]
+
+    run.begun.clear()
+    upload = asyncio.create_task(run.post(halves()))
+    async with asyncio.timeout(LIMIT_S):
+        await half_sent.wait()
+        await run.begun.wait()
+        await run.server.stop(0.0)
+        go_on.set()
+        interrupted = await upload
+        alone = await run.post(io.BytesIO(data))
+
+    assert interrupted["sha256"] == alone["sha256"] == hashlib.sha256(data).hexdigest()
