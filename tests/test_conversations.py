@@ -1,6 +1,7 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
 
@@ -55,11 +56,11 @@ async def test_every_turn_is_asked_and_each_answer_joins_its_conversation():
     async with engine() as standin:
         answers = await converse(standin.url, load, write_scripts(load, 1), seed=1)
 
-    grown = [b.prompt_tokens - a.prompt_tokens for a, b in zip(answers, answers[1:], strict=False)]
+    grown = [b.prompt_tokens - a.prompt_tokens for a, b in pairwise(answers)]
     assert len(answers) == 3
     assert all(growth >= 64 + 16 for growth in grown)
     # The next prompt continues what was generated, so all of it but the last block is found.
-    for before, after in zip(answers, answers[1:], strict=False):
+    for before, after in pairwise(answers):
         assert after.cached_tokens >= before.prompt_tokens + 16 - ENGINE.block_tokens
     assert {one.endpoint for one in answers} == {str(standin.endpoint)}
 
@@ -75,11 +76,11 @@ async def test_all_conversations_are_held_whatever_the_number_of_clients():
     assert len(answers) == len(told) == 6
 
 
-@pytest.mark.parametrize("kind", [FaultKind.CUT, FaultKind.ERROR])
+@pytest.mark.parametrize("kind", [FaultKind.CUT, FaultKind.STATUS])
 async def test_a_request_that_fails_ends_the_conversations(kind):
     load = workload()
     async with engine() as standin:
-        standin.fail(Fault(kind))
+        standin.fail(Fault(kind=kind))
         with pytest.raises(ConversationError, match="a chat request"):
             await converse(standin.url, load, write_scripts(load, 1), seed=1)
 

@@ -112,7 +112,7 @@ def test_the_table_sets_policies_side_by_side():
             hit_rate=hit_rate, ttft_p50_s=0.25, ttft_p99_s=1.5, wall_s=9.0, requests=requests
         )
 
-    console = Console(width=100, record=True, quiet=False, file=None)
+    console = Console(width=100)
     with console.capture() as shown:
         console.print(
             draw_table({"round-robin": result(0.4, {"a:1": 5}), "tiered": result(0.9, {"b:1": 7})})
