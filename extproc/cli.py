@@ -33,6 +33,8 @@ _MAX_PORT = 65_535
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; give the exit code: 0 done, 2 an error told on stderr, 130 interrupted."""
+    # Envoy is started from a process in which gRPC runs; its fork handlers only complain.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and not options.takes_rest:

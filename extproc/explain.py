@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.table import Table
 
 from extproc.core.errors import ExtprocError
@@ -35,7 +36,7 @@ _PATH_BY_KEY = {
     "text": "/generate",
     "input_ids": "/generate",
 }
-_TERMS = ("outstanding", "recompute", "in flight", "crowding")
+_TERMS = ("queued", "recompute", "in flight", "crowding")
 # Longer conversations are shown by their head and their tail.
 _SHOWN_SEGMENTS = 40
 _SHOWN_CANDIDATES = 20
@@ -134,7 +135,9 @@ def _guess_path(body: dict[str, object]) -> str:
 
 
 def _segment_table(identity: Identity) -> Table:
-    table = Table("prompt", "#", "kind", "bytes", title="segments", title_justify="left")
+    table = Table(
+        "prompt", "#", "kind", "bytes", title="segments", title_justify="left", box=box.SIMPLE
+    )
     rows = [
         (str(prompt), str(number), segment.kind, f"{len(segment.data):,}")
         for prompt, sequence in enumerate(identity.prompt.sequences, 1)
@@ -152,7 +155,7 @@ def _segment_table(identity: Identity) -> Table:
 
 def _key_table(explanation: Explanation) -> Table:
     request, identity = explanation.request, explanation.identity
-    table = Table(title="keys", title_justify="left", show_header=False)
+    table = Table(title="keys", title_justify="left", show_header=False, box=box.SIMPLE)
     table.add_row("path", explanation.sample.path)
     if identity is not None:
         table.add_row("model", identity.model or "(unknown)")
@@ -171,7 +174,9 @@ def _key_table(explanation: Explanation) -> Table:
 
 def _decision_table(decision: Decision) -> Table:
     title = f"{decision.policy}: {decision.destination} ({decision.reason})"
-    table = Table("endpoint", "matched", title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    table.add_column("endpoint", no_wrap=True)
+    table.add_column("matched", justify="right")
     with_terms = any(candidate.terms for candidate in decision.candidates)
     for name in (*_TERMS, "cost") if with_terms else ():
         table.add_column(name, justify="right")

@@ -26,7 +26,7 @@ from extproc.core.router import RouterSettings
 _MAX_PORT = 65_535
 _UNIX = "unix:"
 # Linux limits a socket path to 107 bytes; other systems to 103.
-_MAX_UNIX_PATH_BYTES = 103
+MAX_UNIX_PATH_BYTES = 103
 _TUNING = Tuning()
 _ROUTER = RouterSettings()
 
@@ -62,8 +62,8 @@ def _check_listen(text: str) -> str:
     if not text.startswith(_UNIX):
         return _check_tcp(text)
     path = text.removeprefix(_UNIX)
-    if not path or len(path.encode()) > _MAX_UNIX_PATH_BYTES:
-        message = f"a unix socket path has 1 to {_MAX_UNIX_PATH_BYTES} bytes"
+    if not path or len(path.encode()) > MAX_UNIX_PATH_BYTES:
+        message = f"a unix socket path has 1 to {MAX_UNIX_PATH_BYTES} bytes"
         raise ValueError(message)
     return text
 
