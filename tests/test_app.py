@@ -8,6 +8,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from extproc.adapters.envoy_settings import GatewaySettings
 from extproc.adapters.proto import ext_proc_pb2 as pb
 from extproc.adapters.server import ListenError
 from extproc.adapters.wire import PROCESSOR_SERVICE
@@ -15,7 +16,13 @@ from extproc.app import App
 from extproc.config.sections import Config
 from extproc.core.policies import Tuning
 from extproc.core.router import RouterSettings
-from extproc.settings import discovery_settings, intake_settings, router_settings, stream_settings
+from extproc.settings import (
+    discovery_settings,
+    gateway_settings,
+    intake_settings,
+    router_settings,
+    stream_settings,
+)
 from extproc.standin.server import start_standin
 from extproc.standin.settings import StandinSettings
 
@@ -189,6 +196,17 @@ def test_the_default_config_gives_the_cores_defaults():
     assert router_settings(config) == RouterSettings(tuning=Tuning())
     assert stream_settings(config).max_body_bytes == config.stream.max_body_bytes
     assert discovery_settings(config).listed == ()
+
+
+def test_the_default_config_describes_the_gateways_defaults():
+    assert gateway_settings(Config(), ()) == GatewaySettings()
+
+
+def test_the_gateway_forwards_the_headers_the_config_names():
+    intake = {"session_headers": ("x-mine",), "tier1_header": "x-task"}
+    config = Config.model_validate({"intake": intake})
+
+    assert gateway_settings(config, ()).forward_headers == ("x-mine", "x-task")
 
 
 def test_another_secret_is_another_seed():
