@@ -6,6 +6,7 @@ counts from its pages, and what an engine got from the engine's answer.
 
 import asyncio
 import contextlib
+import io
 import json
 import re
 import signal
@@ -29,6 +30,7 @@ from extproc.standin.settings import StandinSettings
 
 LIMIT_S = 20.0
 POLL_S = 0.02
+HTTP_OK = 200
 DECISION = re.compile(
     r"decision (?P<decision_id>\S+) endpoint=(?P<endpoint>\S+) policy=(?P<policy>\S+) "
     r"reason=(?P<reason>\S+) matched=(?P<matched>\d+)/(?P<tokens>\d+)"
@@ -109,6 +111,13 @@ class Service:
         ):
             return response.status, await response.text()
 
+    async def is_alive(self):
+        try:
+            status, _ = await self.page("/healthz")
+        except aiohttp.ClientConnectionError:
+            return False
+        return status == HTTP_OK
+
     async def views(self):
         try:
             _, text = await self.page("/debug/endpoints")
@@ -148,6 +157,7 @@ class Gateway:
     def post(self, path, body, **more):
         headers = {"content-type": "application/json"} | more.pop("headers", {})
         data = json.dumps(body).encode() if isinstance(body, dict) else body
+        data = io.BytesIO(data) if isinstance(data, bytes) else data
         return self.session.post(path, data=data, headers=headers, **more)
 
     async def ask(self, path, body, **more):
@@ -218,11 +228,9 @@ async def run_gateway(
         expected = len(members) if ready is None else ready
 
         async def is_up():
-            views = await service.views()
-            return (views or not members) and sum(view["ready"] for view in views) >= expected
+            return await service.is_alive() and await service.ready_count() >= expected
 
-        if members:
-            await eventually(is_up)
+        await eventually(is_up)
         text = to_yaml(bootstrap(gateway_settings(config, [Endpoint(one) for one in members])))
         if edit:
             described = yaml.safe_load(text)
