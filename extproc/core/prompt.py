@@ -172,7 +172,12 @@ def _conversation(reading: _Reading) -> tuple[Sequence, int, int]:
             role = role_of(message)
             if leading and role != "system":
                 leading, instructions = False, len(segments)
-            segments.extend(message_segments(message))
+            content = message.get("content") if type(message) is dict else None
+            if type(content) is str and "role" in message and "tool_calls" not in message:
+                # The short way for nearly every message; types are exact, so it is whole.
+                segments.append(text_segment(content, role))
+            else:
+                segments.extend(message_segments(message))
             if opening < 0 and role == "user":
                 opening = len(segments)
     except CutError:
