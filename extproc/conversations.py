@@ -40,17 +40,18 @@ class ConversationError(ExtprocError):
 class Workload:
     """Conversations that share instructions, and the engines they meet.
 
-    The sizes are those of small agents: instructions of 4,000 to 6,000 tokens, turns of
-    300, answers of 32. All that is said comes to about 40,000 tokens of instructions and
-    66,000 of conversations. A cache of 24,000 tokens holds a quarter of that, the four
-    together what is in use at any time: where a request goes decides what it finds. The gap
-    depends on this. Seen with seed 1, the engines' hit rate under `tiered` was 0.91 at each
-    size, under `round-robin` 0.39 with 24,000 tokens, 0.51 with 32,000, 0.72 with 60,000:
-    with room for everything on every engine, any policy finds it in the end.
+    Instructions of 4,000 to 6,000 tokens, turns of 300, answers of 32: all that is said
+    comes to about 40,000 tokens of instructions and 66,000 of conversations. A cache of
+    24,000 holds a quarter of that, the four together nearly all, so that where a request
+    goes decides what it finds. The gap depends on this size, which was chosen to show it.
+    The engines' hit rate in one run each with seed 1: `tiered` 0.91 throughout,
+    `round-robin` 0.39 with 24,000 tokens, 0.51 with 32,000, 0.72 with 60,000. With room
+    for everything on every engine, any policy finds it in the end.
 
-    A prefill of 8,000 tokens/s, as of a large model on one GPU, takes 0.6 s for the
-    instructions and 0.04 s for a turn. As people pause between turns, the next to speak is
-    drawn from all conversations that wait, and `clients` of them are in flight at once.
+    A prefill of 8,000 tokens/s, an assumption, takes 0.6 s for the instructions and 0.04 s
+    for a turn. `clients` requests are always in flight, so the time to the first token is
+    mostly that of waiting for the prefill of others. As people pause between turns, the
+    next to speak is drawn from all conversations that wait.
     """
 
     prefixes: int = 8

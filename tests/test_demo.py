@@ -11,24 +11,21 @@ from extproc.standin.settings import StandinSettings
 FIGURES = {"hit_rate", "ttft_p50_s", "ttft_p99_s", "wall_s", "requests"}
 
 
-def small(**changes):
-    """Two instruction prefixes, four conversations, two turns; each prefix fills an engine."""
-    engine = StandinSettings(
-        cache_tokens=2_000, prefill_tokens_per_s=50_000.0, decode_tokens_per_s=1_000.0
-    )
+def small():
+    """Two instruction prefixes on four engines: taking turns, each engine begins cold.
+
+    So half of the eight requests find nothing under round-robin, a quarter under tiered.
+    """
     return Workload(
-        **{
-            "prefixes": 2,
-            "conversations": 4,
-            "turns": 2,
-            "clients": 1,
-            "instruction_tokens": (1_200, 1_300),
-            "turn_tokens": 100,
-            "answer_tokens": 4,
-            "engines": 2,
-            "engine": engine,
-            **changes,
-        }
+        prefixes=2,
+        conversations=4,
+        turns=2,
+        clients=1,
+        instruction_tokens=(1_200, 1_300),
+        turn_tokens=100,
+        answer_tokens=4,
+        engines=4,
+        engine=StandinSettings(prefill_tokens_per_s=50_000.0, decode_tokens_per_s=1_000.0),
     )
 
 
@@ -50,7 +47,7 @@ def test_the_same_conversations_find_more_in_the_caches_under_tiered(capsys):
     assert list(figures) == ["round-robin", "tiered"]
     for one in figures.values():
         assert one.keys() == FIGURES
-        assert len(one["requests"]) == 2
+        assert len(one["requests"]) == 4
         assert sum(one["requests"].values()) == 8
         assert 0 < one["ttft_p50_s"] <= one["ttft_p99_s"] <= one["wall_s"]
     assert figures["tiered"]["hit_rate"] > figures["round-robin"]["hit_rate"]
