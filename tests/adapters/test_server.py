@@ -20,7 +20,6 @@ from envoy_data_plane.envoy.service.ext_proc.v3 import (
     ProcessingResponse,
     ProtocolConfiguration,
 )
-from extproc.core.intake import IntakeSettings
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from extproc.adapters.access_log import ACCESS_LOG_SERVICE, AccessLog
@@ -35,6 +34,7 @@ from extproc.adapters.server import (
 from extproc.adapters.wire import PROCESSOR_SERVICE, WireError
 from extproc.core.endpoint import Endpoint
 from extproc.core.events import EndpointUp
+from extproc.core.intake import IntakeSettings
 from extproc.core.phases import Observe, StreamSettings
 from extproc.core.router import Router, RouterSettings
 
