@@ -8,6 +8,7 @@ leaves is segments and texts.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import jiter
@@ -22,7 +23,7 @@ from extproc.core.segments import (
     is_cut,
     json_segment,
     message_segments,
-    role_of,
+    speaker_of,
     text_segment,
     token_segment,
 )
@@ -35,6 +36,7 @@ MAX_SEQUENCES = 128
 # Far above real conversations; bounds the work of one request.
 MAX_SEGMENTS = 20_000
 _BATCH_PATHS = ("/embeddings", "/pooling", "/classify")
+_CALLS = {"tool_calls", "function_call"}
 _GENERATE_PATHS = ("/generate", "/generate_stream")
 
 Sequence = tuple[Segment, ...]
@@ -106,7 +108,12 @@ def extract_prompt(
 
 def _parse(body: bytes, *, complete: bool) -> dict[str, Any] | None:
     try:
-        root = jiter.from_json(body, partial_mode=False if complete else "trailing-strings")
+        root = jiter.from_json(
+            body,
+            # Caching values, too, would keep pieces of prompts in memory.
+            cache_mode="keys",
+            partial_mode=False if complete else "trailing-strings",
+        )
     except ValueError:
         return None
     if not isinstance(root, dict):
@@ -168,43 +175,46 @@ def _conversation(reading: _Reading) -> tuple[Sequence, int, int]:
     try:
         _add_instructions(reading, segments)
         leading = True
-        for message in reading.turns[:MAX_SEGMENTS]:
-            role = role_of(message)
+        for message in reading.turns:
+            room = MAX_SEGMENTS - len(segments)
+            if not room:
+                break
+            role = speaker_of(message)
             if leading and role != "system":
                 leading, instructions = False, len(segments)
             content = message.get("content") if type(message) is dict else None
-            if type(content) is str and "role" in message and "tool_calls" not in message:
+            if type(content) is str and "role" in message and not _CALLS & message.keys():
                 # The short way for nearly every message; types are exact, so it is whole.
                 segments.append(text_segment(content, role))
             else:
-                segments.extend(message_segments(message))
+                segments.extend(islice(message_segments(message), room))
             if opening < 0 and role == "user":
                 opening = len(segments)
     except CutError:
         pass
     instructions = len(segments) if instructions < 0 else instructions
     opening = len(segments) if opening < 0 else opening
-    return tuple(segments[:MAX_SEGMENTS]), instructions, opening
+    return tuple(segments), instructions, opening
 
 
 def _add_instructions(reading: _Reading, segments: list[Segment]) -> None:
     """Add tools, then system; raises CutError when either is cut, after what is known of it."""
     if isinstance(reading.tools, list):
-        segments.extend(json_segment(tool, "tools") for tool in reading.tools)
+        known = islice(reading.tools, MAX_SEGMENTS)
+        segments.extend(json_segment(tool, "tools") for tool in known)
     elif reading.tools is not None:
         segments.append(json_segment(reading.tools, "tools"))
     if is_cut(reading.tools):
         raise CutError
-    segments.extend(content_segments(reading.system, "system"))
-    if is_cut(reading.system):
-        raise CutError
+    room = MAX_SEGMENTS - len(segments)
+    segments.extend(islice(content_segments(reading.system, "system"), room))
 
 
 def _batch(prompts: Any) -> tuple[Sequence, ...]:  # noqa: ANN401 - JSON
     if isinstance(prompts, str):
         return ((text_segment(prompts, "text"),),)
     if isinstance(prompts[0] if prompts else 0, int):
-        return ((token_segment(prompts),),)
+        return (_single(prompts),)
     return tuple(_single(prompt) for prompt in prompts[:MAX_SEQUENCES])
 
 
@@ -212,7 +222,7 @@ def _single(prompt: object) -> Sequence:
     try:
         if isinstance(prompt, str):
             return (text_segment(prompt, "text"),)
-        if isinstance(prompt, list) and all(type(token) is int for token in prompt):
+        if isinstance(prompt, list):
             return (token_segment(prompt),)
         return (json_segment(prompt, "text"),)
     except CutError:

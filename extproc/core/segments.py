@@ -9,7 +9,7 @@ whole one, never something else.
 from __future__ import annotations
 
 import json
-from array import array
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,34 +87,43 @@ def message_segments(message: object) -> Iterator[Segment]:
     if not isinstance(message, dict):
         yield from content_segments(message, "user")
         return
-    kind = message.get("type")
-    if kind is not None and "role" not in message:
-        yield from _part_segments(message, "assistant" if kind in _CALL_TYPES else "tool")
+    if "type" in message and "role" not in message:
+        yield from _part_segments(message, speaker_of(message))
         return
     if isinstance(message, CutObject) and not _is_known(message, "role", "content"):
         raise CutError
-    role = role_of(message)
+    role = speaker_of(message)
     yield from content_segments(message.get("content"), role)
     calls = message.get("tool_calls")
-    if isinstance(calls, list):
-        for call in calls:
-            yield _call(call, role)
+    for call in calls if isinstance(calls, list) else ():
+        yield _call(call, role)
+    if message.get("function_call") is not None:
+        yield _call(message["function_call"], role)
     if isinstance(message, CutObject):
         raise CutError
 
 
-def role_of(message: object) -> str:
+def speaker_of(message: object) -> str:
     """Name who speaks, in one word for each role whatever the dialect calls it."""
-    role = message.get("role") if isinstance(message, dict) else None
-    if not isinstance(role, str):
+    if not isinstance(message, dict):
         return "user"
-    return _ROLES.get(role, role)
+    role = message.get("role")
+    if isinstance(role, str):
+        return _ROLES.get(role, role)
+    if "type" in message and "role" not in message:
+        return "assistant" if _type_of(message) in _CALL_TYPES else "tool"
+    return "user"
 
 
 def content_segments(content: object, role: str) -> Iterator[Segment]:
-    """Read content: a text, a list of parts, or nothing; a text equals a one-part list."""
+    """Read content: a text, a list of parts, or nothing; a text equals a one-part list.
+
+    Raises CutError behind what is known of cut content.
+    """
     if isinstance(content, str):
         yield text_segment(content, role)
+        if is_cut(content):
+            raise CutError
     elif isinstance(content, list):
         for part in content:
             yield from _part_segments(part, role)
@@ -130,23 +139,29 @@ def text_segment(text: str, kind: str) -> Segment:
 
 
 def json_segment(value: object, kind: str) -> Segment:
-    """Make a segment of any JSON value, blind to spacing and key order.
+    """Make a segment of any JSON value, blind to spacing, key order and cache marks.
 
     Raises CutError for a value that is cut: sorted keys have no prefix.
     """
     if is_cut(value):
         raise CutError
+    if isinstance(value, dict) and "cache_control" in value:
+        # Clients move the mark from turn to turn; engines render nothing of it.
+        value = {name: value[name] for name in value.keys() - {"cache_control"}}
     shown = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return Segment(kind, shown.encode("utf-8", "surrogatepass"))
 
 
-def token_segment(tokens: list[int]) -> Segment:
-    """Make a segment of token ids, 4 bytes each, little endian."""
+def token_segment(tokens: list[Any]) -> Segment:
+    """Make a segment of token ids, 4 bytes each, little endian.
+
+    Anything else in the list makes it plain JSON; raises CutError when that is cut.
+    """
     try:
-        packed = array("I", tokens)
-    except (OverflowError, TypeError):
+        packed = struct.pack(f"<{len(tokens)}I", *tokens)
+    except struct.error:
         return json_segment(tokens, "tokens")
-    return Segment("tokens", packed.tobytes(), complete=not is_cut(tokens))
+    return Segment("tokens", packed, complete=not is_cut(tokens))
 
 
 def _part_segments(part: object, role: str) -> Iterator[Segment]:
@@ -158,19 +173,24 @@ def _part_segments(part: object, role: str) -> Iterator[Segment]:
         return
     if isinstance(part, CutObject) and not _is_known(part, "type"):
         raise CutError
-    kind = part.get("type")
+    kind = _type_of(part)
     if kind in _CALL_TYPES:
         yield _call(part, role)
     elif kind in _RESULT_TYPES:
         yield from content_segments(_result(part), "tool")
     elif kind in _BINARY_TYPES:
         yield _binary(part, f"{role}/{_BINARY_TYPES[kind]}")
-    elif (kind is None or kind in _TEXT_TYPES) and isinstance(text := _text(part), str):
+    elif (not kind or kind in _TEXT_TYPES) and isinstance(text := _text(part), str):
         yield text_segment(text, role)
     else:
         yield json_segment(part, f"{role}/{kind}")
     if isinstance(part, CutObject):
         raise CutError
+
+
+def _type_of(part: dict[str, Any]) -> str:
+    kind = part.get("type")
+    return kind if isinstance(kind, str) else ""
 
 
 def _is_known(value: dict[str, Any], *names: str) -> bool:
@@ -208,6 +228,6 @@ def _binary(part: dict[str, Any], kind: str) -> Segment:
     """Stand a hash in for an image, audio or file: equal content, equal segment."""
     if is_cut(part):
         raise CutError
-    content = {name: part[name] for name in part.keys() - {"type", "cache_control", "detail"}}
+    content = {name: part[name] for name in part.keys() - {"type", "detail"}}
     shown = json_segment(content, kind).data
     return Segment(kind, xxh3_128_hexdigest(shown).encode())
