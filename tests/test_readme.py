@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from extproc.config.sections import Config
 from extproc.local import StackSettings, run_stack
 
 ROOT = Path(__file__).parents[1]
@@ -71,11 +72,10 @@ def test_every_command_of_the_readme_is_one_of_these():
 
 
 def test_every_default_in_the_table_is_the_default():
-    from extproc.config.sections import Config  # noqa: PLC0415 - only this test needs it
-
     rows = re.findall(r"^\| `(\w+)\.(\w+)` \| `?([^`|]+?)`? \|", README, re.MULTILINE)
     config = Config()
 
     assert len(rows) >= 8
     for section, key, shown in rows:
-        assert str(getattr(getattr(config, section), key)) == shown
+        value = getattr(getattr(config, section), key)
+        assert type(value)(shown) == value
