@@ -14,7 +14,7 @@ from extproc.core.segments import (
     content_segments,
     json_segment,
     message_segments,
-    role_of,
+    speaker_of,
     text_segment,
     token_segment,
 )
@@ -67,7 +67,9 @@ def call(**fields):
             part(type="new", x=1), [("user/new", '{"type":"new","x":1}')], id="a type of tomorrow"
         ),
         pytest.param(part(type=[], text="hi"), [("user", "hi")], id="a type that is no text"),
-        pytest.param({"type": {}, "content": "hi"}, [("user", "hi")], id="the same in an item"),
+        pytest.param(
+            {"type": {}, "x": 1}, [("tool/", '{"type":{},"x":1}')], id="an item of no known type"
+        ),
         pytest.param(
             {"role": "developer", "content": "hi"}, [("system", "hi")], id="developer is system"
         ),
@@ -249,12 +251,12 @@ def test_only_a_text_that_may_go_on_is_incomplete():
 
 
 def test_roles_have_one_name_each():
-    assert [role_of({"role": role}) for role in ("developer", "ipython", "assistant")] == [
+    assert [speaker_of({"role": role}) for role in ("developer", "ipython", "assistant")] == [
         "system",
         "tool",
         "assistant",
     ]
-    assert role_of("no message") == "user"
+    assert speaker_of("no message") == "user"
 
 
 @given(st.text())
