@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from xxhash import xxh3_128_hexdigest
 
-from extproc.core.partial import CutError, CutObject, is_cut
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -52,6 +50,33 @@ class Segment:
     kind: str
     data: bytes
     complete: bool = True
+
+
+class CutText(str):
+    """A text that ends where the body was cut, maybe before its own end."""
+
+    __slots__ = ()
+
+
+class CutList(list[Any]):
+    """A list whose later members lie behind the cut."""
+
+    __slots__ = ()
+
+
+class CutObject(dict[str, Any]):
+    """An object whose later members lie behind the cut."""
+
+    __slots__ = ()
+
+
+class CutError(Exception):
+    """Raised inside this package where a sequence can't be read past the cut."""
+
+
+def is_cut(value: object) -> bool:
+    """Tell whether a value may go on behind the cut."""
+    return isinstance(value, CutText | CutList | CutObject)
 
 
 def message_segments(message: object) -> Iterator[Segment]:
@@ -127,11 +152,6 @@ def json_segment(value: object, kind: str) -> Segment:
     return Segment(kind, shown.encode("utf-8", "surrogatepass"))
 
 
-def digest_segment(value: object, kind: str) -> Segment:
-    """Stand a hash in for an image, audio or file: equal content, equal segment."""
-    return Segment(kind, xxh3_128_hexdigest(json_segment(value, kind).data).encode())
-
-
 def token_segment(tokens: list[Any]) -> Segment:
     """Make a segment of token ids, 4 bytes each, little endian.
 
@@ -159,8 +179,7 @@ def _part_segments(part: object, role: str) -> Iterator[Segment]:
     elif kind in _RESULT_TYPES:
         yield from content_segments(_result(part), "tool")
     elif kind in _BINARY_TYPES:
-        content = {name: part[name] for name in part.keys() - {"type", "detail"}}
-        yield digest_segment(part if is_cut(part) else content, f"{role}/{_BINARY_TYPES[kind]}")
+        yield _binary(part, f"{role}/{_BINARY_TYPES[kind]}")
     elif (not kind or kind in _TEXT_TYPES) and isinstance(text := _text(part), str):
         yield text_segment(text, role)
     else:
@@ -205,3 +224,12 @@ def _call(call: object, role: str) -> Segment:
     head = f"{name}\0".encode("utf-8", "surrogatepass")
     tail = arguments.encode("utf-8", "surrogatepass")
     return Segment(f"{role}/call", head + tail, complete=not is_cut(arguments))
+
+
+def _binary(part: dict[str, Any], kind: str) -> Segment:
+    """Stand a hash in for an image, audio or file: equal content, equal segment."""
+    if is_cut(part):
+        raise CutError
+    content = {name: part[name] for name in part.keys() - {"type", "detail"}}
+    shown = json_segment(content, kind).data
+    return Segment(kind, xxh3_128_hexdigest(shown).encode())
