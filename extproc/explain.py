@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
+from extproc.core.endpoint import Endpoint
 from extproc.core.errors import ExtprocError
 from extproc.core.events import EndpointUp
 from extproc.core.intake import Identity, identify, read_request
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from extproc.config.sections import Config
     from extproc.core.decision import Decision, RoutingRequest
-    from extproc.core.endpoint import Endpoint
 
 _PATH_BY_KEY = {
     "messages": "/v1/chat/completions",
@@ -36,6 +36,8 @@ _PATH_BY_KEY = {
     "text": "/generate",
     "input_ids": "/generate",
 }
+# Documentation addresses (RFC 5737), for a config that names no endpoints.
+EXAMPLE_FLEET = tuple(Endpoint.parse(f"192.0.2.{number}:8000") for number in range(1, 5))
 _TERMS = ("queued", "recompute", "in flight", "crowding")
 # Longer conversations are shown by their head and their tail.
 _SHOWN_SEGMENTS = 40
@@ -57,12 +59,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What is known of a request: `identity` None for no prompt, `decision` None for no pool."""
+    """What is known of a request; `identity` is None for no prompt."""
 
     sample: Sample
     identity: Identity | None
     request: RoutingRequest
-    decision: Decision | None
+    decision: Decision
 
 
 def read_sample(file: Path, path: str | None = None) -> Sample:
@@ -87,17 +89,19 @@ def read_sample(file: Path, path: str | None = None) -> Sample:
 
 
 def explain(sample: Sample, config: Config, endpoints: Iterable[Endpoint]) -> Explanation:
-    """Identify a request and decide it over idle endpoints; RequestRefusedError as in routing."""
+    """Identify a request and decide it over idle endpoints, EXAMPLE_FLEET when there are none.
+
+    Raises RequestRefusedError as routing does.
+    """
     settings = intake_settings(config.intake)
     identity = identify(sample.path, sample.headers, sample.body, complete=True, settings=settings)
     request = read_request(
         sample.path, sample.headers, sample.body, complete=True, subset=None, settings=settings
     )
     router = Router(router_settings(config), router_id="explain")
-    members = tuple(endpoints)
-    for endpoint in members:
+    for endpoint in tuple(endpoints) or EXAMPLE_FLEET:
         router.apply(EndpointUp(endpoint=endpoint), 0.0)
-    decision = router.decide(request, 0.0) if members else None
+    decision = router.decide(request, 0.0)
     return Explanation(sample=sample, identity=identity, request=request, decision=decision)
 
 
@@ -108,10 +112,9 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
     else:
         console.print(_segment_table(explanation.identity))
     console.print(_key_table(explanation))
-    if explanation.decision is None:
-        console.print("no decision: the config names no endpoints")
-    else:
-        console.print(_decision_table(explanation.decision))
+    if explanation.decision.destination in EXAMPLE_FLEET:
+        console.print("no endpoints are configured: decided over an example fleet")
+    console.print(_decision_table(explanation.decision))
 
 
 def _read_wrapped(file: Path, data: dict[str, object], path: str | None) -> Sample:

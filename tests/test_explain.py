@@ -6,7 +6,14 @@ from rich.console import Console
 
 from extproc.config.sections import Config
 from extproc.core.endpoint import Endpoint
-from extproc.explain import RequestFileError, Sample, explain, print_explanation, read_sample
+from extproc.explain import (
+    EXAMPLE_FLEET,
+    RequestFileError,
+    Sample,
+    explain,
+    print_explanation,
+    read_sample,
+)
 
 A, B = Endpoint.parse("10.0.0.1:8000"), Endpoint.parse("10.0.0.2:8000")
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "secret " * 400}]}
@@ -88,10 +95,11 @@ def test_a_body_without_a_prompt_is_decided_by_load():
     assert explanation.decision.destination == A
 
 
-def test_without_endpoints_the_keys_are_shown_alone(tmp_path):
+def test_without_endpoints_an_example_fleet_is_decided_over(tmp_path):
     explanation = explain(read_sample(write(tmp_path, CHAT)), Config(), ())
 
-    assert "no decision: the config names no endpoints" in printed(explanation)
+    assert explanation.decision.destination in EXAMPLE_FLEET
+    assert "example fleet" in printed(explanation)
 
 
 def test_a_long_conversation_is_shown_by_its_ends(tmp_path):
