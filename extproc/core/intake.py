@@ -88,6 +88,8 @@ def read_request(
         tier1_tokens=identity.instruction_bytes // BYTES_PER_TOKEN,
         tier2=identity.tier2,
         session=identity.session is not None,
+        # A body cut before all of its prompt tells nothing to choose by.
+        readable=bool(identity.prompt_bytes or identity.session),
         model=identity.model,
         subset=subset,
     )
@@ -108,10 +110,8 @@ def identify(
         return None
     model = prompt.model or settings.default_model
     namespace = _namespace(settings, model, prompt.adapter, prompt.salt)
-    first = prompt.sequences[0] if prompt.sequences else ()
-    head = canonical(first[: prompt.instructions])
-    texts = [head + canonical(first[prompt.instructions :])]
-    texts += [canonical(sequence) for sequence in prompt.sequences[1:]]
+    head = canonical(prompt.head[: prompt.instructions])
+    texts = [canonical(sequence) for sequence in prompt.sequences]
     tier1 = _tier1(headers, prompt, head, namespace, settings)
     session = client_session(headers, prompt, settings.session)
     chains = tuple(
@@ -132,7 +132,7 @@ def identify(
         tier2=_session_key(namespace, session) if session else _fingerprint(prompt, texts, tier1),
         chains=chains,
         instruction_bytes=len(head),
-        prompt_bytes=sum(len(text) for text in texts),
+        prompt_bytes=sum(len(text) for text in texts) + prompt.behind_bytes,
     )
 
 
@@ -163,10 +163,9 @@ def _session_key(namespace: KeyHash, session: ClientSession) -> KeyHash:
 def _fingerprint(prompt: Prompt, texts: list[bytes], tier1: KeyHash) -> KeyHash:
     """Key a conversation by how it opens, narrowed by who speaks."""
     if prompt.conversational:
-        opened = canonical(prompt.sequences[0][prompt.instructions : prompt.opening])
-        opening = opened[:_OPENING_BYTES]
+        opening = canonical(prompt.head[prompt.instructions :])[:_OPENING_BYTES]
     else:
-        opening = texts[0][:_TEXT_OPENING_BYTES]
+        opening = b"".join(texts[:1])[:_TEXT_OPENING_BYTES]
     return key_hash(tier1, prompt.person.encode("utf-8", "surrogatepass"), opening)
 
 

@@ -152,6 +152,11 @@ def json_segment(value: object, kind: str) -> Segment:
     return Segment(kind, shown.encode("utf-8", "surrogatepass"))
 
 
+def digest_segment(value: object, kind: str) -> Segment:
+    """Stand a hash in for an image, audio or file: equal content, equal segment."""
+    return Segment(kind, xxh3_128_hexdigest(json_segment(value, kind).data).encode())
+
+
 def token_segment(tokens: list[Any]) -> Segment:
     """Make a segment of token ids, 4 bytes each, little endian.
 
@@ -179,7 +184,8 @@ def _part_segments(part: object, role: str) -> Iterator[Segment]:
     elif kind in _RESULT_TYPES:
         yield from content_segments(_result(part), "tool")
     elif kind in _BINARY_TYPES:
-        yield _binary(part, f"{role}/{_BINARY_TYPES[kind]}")
+        content = {name: part[name] for name in part.keys() - {"type", "detail"}}
+        yield digest_segment(part if is_cut(part) else content, f"{role}/{_BINARY_TYPES[kind]}")
     elif (not kind or kind in _TEXT_TYPES) and isinstance(text := _text(part), str):
         yield text_segment(text, role)
     else:
@@ -224,12 +230,3 @@ def _call(call: object, role: str) -> Segment:
     head = f"{name}\0".encode("utf-8", "surrogatepass")
     tail = arguments.encode("utf-8", "surrogatepass")
     return Segment(f"{role}/call", head + tail, complete=not is_cut(arguments))
-
-
-def _binary(part: dict[str, Any], kind: str) -> Segment:
-    """Stand a hash in for an image, audio or file: equal content, equal segment."""
-    if is_cut(part):
-        raise CutError
-    content = {name: part[name] for name in part.keys() - {"type", "detail"}}
-    shown = json_segment(content, kind).data
-    return Segment(kind, xxh3_128_hexdigest(shown).encode())
