@@ -7,7 +7,8 @@ block is always a leaf. A match is therefore found by bisection.
 
 from __future__ import annotations
 
-from itertools import islice
+from bisect import bisect_left
+from itertools import islice, repeat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ class ApproximateIndex:
 
     def match(self, chain: Chain) -> dict[Endpoint, int]:
         """Count the leading blocks of `chain` that each known endpoint holds."""
-        return {endpoint: _leading_run(chain, held) for endpoint, held in self._held.items()}
+        deepest_first = chain[::-1]
+        return {
+            endpoint: _leading_run(deepest_first, held) for endpoint, held in self._held.items()
+        }
 
     def match_all(self, chains: Iterable[Chain]) -> dict[Endpoint, int]:
         """Count the leading blocks of several chains, summed, that each endpoint holds."""
@@ -51,9 +55,9 @@ class ApproximateIndex:
         held = self._held.setdefault(endpoint, {})
         capacity = self.capacity(endpoint)
         kept = chain[:capacity]
-        for block in reversed(kept):
-            held.pop(block, None)
-            held[block] = None
+        # Both loops run in C: `pop` gives None for every block, so `any` reaches the last.
+        any(map(held.pop, kept, repeat(None)))
+        held.update(dict.fromkeys(reversed(kept)))
         excess = len(held) - capacity
         if excess > 0:
             count = min(max(excess, capacity // _EVICTED_SHARE), len(held) - len(kept))
@@ -81,16 +85,8 @@ class ApproximateIndex:
         return len(self._held.get(endpoint, ()))
 
 
-def _leading_run(chain: Chain, held: dict[BlockHash, None]) -> int:
-    if not chain or chain[0] not in held:
+def _leading_run(deepest_first: Chain, held: dict[BlockHash, None]) -> int:
+    # From its end, a chain is first blocks that are not held, then blocks that are.
+    if not deepest_first or deepest_first[-1] not in held:
         return 0
-    if chain[-1] in held:
-        return len(chain)
-    low, high = 1, len(chain) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if chain[middle] in held:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return len(deepest_first) - bisect_left(deepest_first, 1, key=held.__contains__)

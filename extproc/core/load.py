@@ -50,11 +50,13 @@ class _Load:
     """Own requests started minus ended since the last scrape."""
 
     def drain(self, now_s: float) -> None:
-        elapsed_s = max(0.0, now_s - self.at_s)
-        self.outstanding_tokens = max(
-            0.0, self.outstanding_tokens - elapsed_s * self.rate_tokens_per_s
-        )
-        self.at_s = max(self.at_s, now_s)
+        elapsed_s = now_s - self.at_s
+        if elapsed_s <= 0.0:
+            return
+        self.at_s = now_s
+        if self.outstanding_tokens:
+            left = self.outstanding_tokens - elapsed_s * self.rate_tokens_per_s
+            self.outstanding_tokens = max(0.0, left)
 
 
 class LoadModel:
@@ -144,6 +146,16 @@ class LoadModel:
     def forget(self, endpoint: Endpoint) -> None:
         """Drop an endpoint's load; leases still held on it end without effect."""
         self._loads.pop(endpoint, None)
+
+    def levels(self, endpoint: Endpoint, now_s: float) -> tuple[float, float]:
+        """Give `outstanding_tokens` and `inflight` of an endpoint, as every decision asks."""
+        load = self._loads.get(endpoint)
+        if load is None:
+            return 0.0, 0.0
+        if load.observed is None:
+            load.drain(now_s)
+            return load.outstanding_tokens, float(load.inflight)
+        return self.outstanding_tokens(endpoint, now_s), self.inflight(endpoint, now_s)
 
     def outstanding_tokens(self, endpoint: Endpoint, now_s: float) -> float:
         """Estimate uncached tokens sent to the endpoint and not yet computed."""

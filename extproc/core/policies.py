@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 from extproc.core.decision import Candidate, Reason, RoutingRequest
@@ -135,7 +136,7 @@ def tiered(request: RoutingRequest, candidates: Sequence[Candidate], view: View,
     if new:
         candidates = _settled(candidates)
     _price(request, candidates, view, new=new)
-    order = sorted(candidates, key=lambda c: c.cost)
+    order = sorted(candidates, key=attrgetter("cost"))
     _settle_ties(order, request)
     chosen = order[0]
     longest = max(c.matched_tokens for c in candidates)
@@ -163,16 +164,15 @@ def _price(
     tuning = view.tuning
     mean = sum(c.inflight for c in candidates) / sum(c.weight for c in candidates)
     crowding = tuning.phi * view.future_tokens / mean if new and mean > 0 else 0.0
+    gamma, lambda_tokens, prompt_tokens = tuning.gamma, tuning.lambda_tokens, request.prompt_tokens
     for c in candidates:
-        recompute = tuning.gamma * (request.prompt_tokens - c.matched_tokens) / c.weight
-        busyness = c.inflight / c.weight
-        c.terms = (
-            c.outstanding_tokens / c.weight,
-            recompute,
-            tuning.lambda_tokens * busyness,
-            crowding * (busyness - mean),
-        )
-        c.cost = sum(c.terms)
+        weight = c.weight
+        busyness = c.inflight / weight
+        waiting = c.outstanding_tokens / weight
+        recompute = gamma * (prompt_tokens - c.matched_tokens) / weight
+        inflight, crowd = lambda_tokens * busyness, crowding * (busyness - mean)
+        c.terms = (waiting, recompute, inflight, crowd)
+        c.cost = waiting + recompute + inflight + crowd
 
 
 def _settle_ties(order: list[Candidate], request: RoutingRequest) -> None:

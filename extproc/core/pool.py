@@ -33,6 +33,7 @@ class Pool:
     def __init__(self, *, slow_start_s: float = 0.0) -> None:
         self._slow_start_s = slow_start_s
         self._members: dict[Endpoint, Member] = {}
+        self._ramping_until_s = 0.0
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -44,6 +45,8 @@ class Pool:
         """Add an endpoint, or make a known one ready; only a change restarts its ramp."""
         known = self._members.get(event.endpoint)
         ramping = known is None or not known.ready
+        if ramping:
+            self._ramping_until_s = now_s + self._slow_start_s
         self._members[event.endpoint] = Member(
             endpoint=event.endpoint,
             weight=event.weight,
@@ -64,6 +67,7 @@ class Pool:
         """Begin the slow start of a member again: its cache is empty."""
         if endpoint in self._members:
             self._members[endpoint] = replace(self._members[endpoint], up_since_s=now_s)
+            self._ramping_until_s = now_s + self._slow_start_s
 
     def ready(self, subset: frozenset[str] | None = None) -> list[Member]:
         """List the ready members, of `subset` only when one is given."""
@@ -78,7 +82,7 @@ class Pool:
 
         Relative, since a fleet that starts as a whole has nobody to hold back for.
         """
-        if not self._slow_start_s:
+        if not self._slow_start_s or now_s >= self._ramping_until_s:
             return [1.0] * len(members)
         shares = [
             min(1.0, _RAMP_START + max(0.0, now_s - member.up_since_s) / self._slow_start_s)

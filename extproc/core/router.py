@@ -172,35 +172,37 @@ class Router:
         self._load.expire(now_s)
         matches = self._index.match_all(request.chains)
         ramps = self._pool.ramps(members, now_s)
-        open_to = [
-            self._candidate(member, request, matches.get(member.endpoint, 0), ramp, now_s)
-            for member, ramp in zip(members, ramps, strict=True)
-            if not self._full(member, now_s)
-        ]
+        open_to = self._open_to(members, ramps, now_s)
         if not open_to:
             message = "every endpoint is at its limit of requests"
             raise SheddingError(message)
+        for candidate in open_to:
+            matched = matches.get(candidate.endpoint, 0) * request.block_tokens
+            candidate.matched_tokens = min(matched, request.prompt_tokens)
         if home is not None and not request.readable:
             for candidate in open_to:
                 if candidate.endpoint == home.endpoint:
                     candidate.matched_tokens = min(home.prompt_tokens, request.prompt_tokens)
         return open_to
 
-    def _candidate(
-        self, member: Member, request: RoutingRequest, blocks: int, ramp: float, now_s: float
-    ) -> Candidate:
-        return Candidate(
-            endpoint=member.endpoint,
-            weight=member.weight * ramp,
-            matched_tokens=min(blocks * request.block_tokens, request.prompt_tokens),
-            outstanding_tokens=self._load.outstanding_tokens(member.endpoint, now_s),
-            inflight=self._load.inflight(member.endpoint, now_s),
-            takes_new=not member.draining,
-        )
-
-    def _full(self, member: Member, now_s: float) -> bool:
-        limit = member.max_inflight
-        return limit is not None and self._load.inflight(member.endpoint, now_s) >= limit
+    def _open_to(
+        self, members: list[Member], ramps: list[float], now_s: float
+    ) -> list[Candidate]:
+        """Give those below their limit of in-flight requests as candidates."""
+        candidates = []
+        for member, ramp in zip(members, ramps, strict=True):
+            outstanding_tokens, inflight = self._load.levels(member.endpoint, now_s)
+            if member.max_inflight is None or inflight < member.max_inflight:
+                candidates.append(
+                    Candidate(
+                        endpoint=member.endpoint,
+                        weight=member.weight * ramp,
+                        outstanding_tokens=outstanding_tokens,
+                        inflight=inflight,
+                        takes_new=not member.draining,
+                    )
+                )
+        return candidates
 
     def _record(self, event: Routed, now_s: float) -> None:
         for chain in event.chains:
