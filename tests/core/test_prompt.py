@@ -100,7 +100,7 @@ def test_any_bytes_are_survived(path, body, complete):
     extract(b'{"messages":[' + body, path, complete=complete)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     st.sampled_from(PATHS),
     st.dictionaries(st.sampled_from(NAMES), odd_json, min_size=1, max_size=4),
@@ -123,7 +123,7 @@ def test_any_depth_is_survived(opened, depth):
         extract(body, complete=complete)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(written)
 def test_a_cut_body_is_a_prefix_of_the_whole_wherever_it_is_cut(body):
     whole, known = texts(extract(body, complete=True)), []
@@ -376,3 +376,102 @@ def test_the_work_for_one_body_is_bounded(monkeypatch):
     ):
         assert len(extract(body).sequences[0]) == 5
     assert len(extract({"prompt": ["a", "b", "c"]}).sequences) == 2
+
+
+def common_prefix(path, one, other):
+    """Tell where two bodies part, by the kinds of the segments they share."""
+    pairs = zip(extract(one, path).sequences[0], extract(other, path).sequences[0], strict=False)
+    kinds = []
+    for mine, theirs in pairs:
+        if mine != theirs:
+            break
+        kinds.append(mine.kind)
+    return kinds
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"previous_response_id": "r1"}, {"previous_response_id": "r2"}),
+        ({"previous_response_id": "r1"}, {}),
+        ({"conversation": "c1"}, {"conversation": {"id": "c2"}}),
+    ],
+)
+def test_what_a_response_continues_comes_between_instructions_and_input(one, other):
+    body = {"instructions": "s", "input": "go on"}
+
+    assert common_prefix(RESPONSES, body | one, body | other) == ["system"]
+
+
+@pytest.mark.parametrize("name", ["image_data", "video_data", "audio_data"])
+def test_media_of_sglang_come_before_the_text(name):
+    one, other = ({"text": "what is it?", name: data} for data in ("aaaa", ["bbbb"]))
+
+    assert common_prefix("/generate", one, other) == []
+    assert [s.kind for s in extract(one, "/generate").sequences[0]] == [name, "text"]
+
+
+def test_a_text_is_not_read_where_the_media_before_it_are_cut():
+    prompt = extract(b'{"text":"a","image_data":"aaaa', "/generate", complete=False)
+
+    assert prompt.sequences == ()
+
+
+@pytest.mark.parametrize(
+    ("shown", "kinds"),
+    [
+        pytest.param({}, [], id="nothing"),
+        pytest.param({"system": "s"}, [], id="system without tools, which lead"),
+        pytest.param({"tools": [{"a": 1}]}, ["tools"], id="tools"),
+        pytest.param({"tools": [{"a": 1}], "system": "s"}, ["tools", "system"], id="both"),
+        pytest.param(
+            {"tools": [{"a": 1}], "instructions": "s"}, ["tools", "system"], id="both, responses"
+        ),
+    ],
+)
+def test_before_the_turns_only_what_is_certain_to_lead_is_read(shown, kinds):
+    data = json.dumps({"model": "m", **shown, "stop": "x"}).encode()[:-2]
+
+    assert [s.kind for s in extract(data, complete=False).sequences[0]] == kinds
+
+
+def test_a_cut_body_of_another_path_without_tools_is_no_prompt():
+    assert extract(b'{"model":"m","stop":"x', "/v1/files", complete=False) is None
+
+
+def test_an_extra_key_separates_like_a_salt():
+    salts = [
+        extract({"messages": [HI], **more}).salt
+        for more in (
+            {},
+            {"extra_key": "x"},
+            {"cache_salt": "s"},
+            {"cache_salt": "s", "extra_key": "x"},
+        )
+    ]
+
+    assert len(set(salts)) == 4
+
+
+def test_a_stored_prompt_of_a_response_is_no_completion():
+    assert read({"prompt": {"id": "p"}, "input": "hi"}, RESPONSES) == [[("user", "hi")]]
+    assert read({"input_ids": None, "text": "hi"}, "/generate") == [[("text", "hi")]]
+
+
+def test_a_cache_mark_on_a_tool_changes_nothing():
+    marked, plain = ({"name": "f"} | mark for mark in ({"cache_control": {"type": "x"}}, {}))
+
+    assert extract({"messages": [], "tools": [marked]}) == extract(
+        {"messages": [], "tools": [plain]}
+    )
+
+
+def test_keys_are_made_of_the_turns_where_instructions_are_cut():
+    turns = [{"role": "system", "content": "s"}, HI, {"role": "assistant", "content": "a"}]
+    data = json.dumps({"messages": turns, "tools": [{"a": 1}, {"b": 2}]}).encode()[:-3]
+    prompt = extract(data, complete=False)
+
+    assert [s.kind for s in prompt.sequences[0]] == ["tools"]
+    assert [s.kind for s in prompt.head] == ["system", "user"]
+    assert (prompt.instructions, prompt.opening) == (1, 2)
+    assert prompt.behind_bytes == len("shia")
