@@ -73,6 +73,7 @@ class LoadModel:
         self._loads: dict[Endpoint, _Load] = {}
         self._leases: OrderedDict[DecisionId, Lease] = OrderedDict()
         self._typical_uncached = _TYPICAL_UNCACHED_TOKENS
+        self._ends_are_told = False
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -87,7 +88,7 @@ class LoadModel:
         now_s: float,
     ) -> None:
         """Count a routed request; `release` with the same id undoes it."""
-        self.release(decision_id, now_s)
+        self._drop(decision_id, now_s)
         load = self._load(endpoint, now_s)
         load.drain(now_s)
         load.outstanding_tokens += uncached_tokens
@@ -103,7 +104,7 @@ class LoadModel:
             at_s=now_s,
         )
         if len(self._leases) > self._max_leases:
-            self.release(next(iter(self._leases)), now_s)
+            self._drop(next(iter(self._leases)), now_s)
 
     def computed(self, decision_id: DecisionId, now_s: float) -> Lease | None:
         """Note that a request's prefill is done.
@@ -119,11 +120,8 @@ class LoadModel:
 
     def release(self, decision_id: DecisionId, now_s: float) -> Lease | None:
         """End a request, however it ended; unknown ids and second releases do nothing."""
-        lease = self.computed(decision_id, now_s)
-        if lease is not None:
-            del self._leases[decision_id]
-            lease.load.inflight -= 1
-            lease.load.started_since -= 1
+        lease = self._drop(decision_id, now_s)
+        self._ends_are_told = self._ends_are_told or lease is not None
         return lease
 
     def expire(self, now_s: float) -> None:
@@ -132,7 +130,7 @@ class LoadModel:
             decision_id, lease = next(iter(self._leases.items()))
             if now_s - lease.at_s <= self._lease_ttl_s:
                 return
-            self.release(decision_id, now_s)
+            self._drop(decision_id, now_s)
 
     def observe(self, seen: Observed, now_s: float) -> None:
         """Take in a scrape: queue depth counts while fresh, and the prefill rate is learned."""
@@ -173,19 +171,32 @@ class LoadModel:
         return max(load.outstanding_tokens, queued)
 
     def inflight(self, endpoint: Endpoint, now_s: float) -> float:
-        """Count requests on the endpoint: the scraped number while fresh, else our leases."""
+        """Count requests on the endpoint: the scraped number while fresh, else our leases.
+
+        Where ends are told, leases are the floor: an end told after the scrape that had
+        left it out already would count twice.
+        """
         load = self._loads.get(endpoint)
         if load is None:
             return 0.0
         seen = load.observed
         if seen is None or seen.running is None or now_s - load.observed_at_s > _FRESH_S:
             return float(load.inflight)
-        return float(max(0, seen.running + (seen.waiting or 0) + load.started_since))
+        counted = seen.running + (seen.waiting or 0) + load.started_since
+        return float(max(counted, load.inflight if self._ends_are_told else 0))
 
     def rate_tokens_per_s(self, endpoint: Endpoint) -> float:
         """Give the prefill rate believed of an endpoint."""
         load = self._loads.get(endpoint)
         return self._rate if load is None else load.rate_tokens_per_s
+
+    def _drop(self, decision_id: DecisionId, now_s: float) -> Lease | None:
+        lease = self.computed(decision_id, now_s)
+        if lease is not None:
+            del self._leases[decision_id]
+            lease.load.inflight -= 1
+            lease.load.started_since -= 1
+        return lease
 
     def _load(self, endpoint: Endpoint, now_s: float) -> _Load:
         load = self._loads.get(endpoint)

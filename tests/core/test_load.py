@@ -115,6 +115,21 @@ def test_a_fresh_scrape_counts_requests_we_did_not_send():
     assert load.inflight(A, 1.2) == 6
 
 
+def test_an_end_told_late_does_not_hide_the_requests_still_running():
+    load = load_of(("r1", 100), ("r2", 100))
+    load.observe(see(running=1), 1.0)  # r1 has ended, its end is told afterwards
+    load.release("r1", 1.05)
+
+    assert load.inflight(A, 1.05) == 1
+
+
+def test_where_ends_are_never_told_the_scrape_counts_alone():
+    load = load_of(*[(i, 10) for i in range(20)])
+    load.observe(see(running=2, waiting=0), 1.0)
+
+    assert load.inflight(A, 1.0) == 2
+
+
 def test_a_stale_scrape_gives_way_to_the_leases():
     load = load_of(("r1", 100))
     load.observe(see(running=50, waiting=20), 1.0)
