@@ -20,7 +20,10 @@ _HALF_PAIR = re.compile(
     rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
-_ESCAPE_BYTES = len(rb"\uXXXX")
+# What can still become a pair when more bytes come.
+_BEGUN_PAIR = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?"
+)
 
 
 def parse_object(body: bytes, *, complete: bool) -> dict[str, Any] | None:
@@ -57,10 +60,11 @@ def _mend_escapes(body: bytes, *, complete: bool) -> bytes:
 
     Engines accept them. At the end of a cut body the other half may be yet to come.
     """
-    end = len(body) if complete else len(body) - _ESCAPE_BYTES
 
     def mend(found: re.Match[bytes]) -> bytes:
-        return rb"\ufffd" if found[1] and found.end() <= end else found[0]
+        if not found[1] or (not complete and _BEGUN_PAIR.fullmatch(body, found.start())):
+            return found[0]
+        return rb"\ufffd"
 
     return _HALF_PAIR.sub(mend, body)
 

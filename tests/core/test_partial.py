@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.partial import is_cut, parse_object
+from extproc.core.partial import parse_object
+from extproc.core.segments import is_cut
 
 halves = st.sampled_from([r"\ud83d", r"\uDE00", r"\ud83d\ude00", r"\\ud83d", r"\n", "a", r"\u0061"])
 texts = st.lists(halves, max_size=6).map("".join)
