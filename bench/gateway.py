@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import socket
 import statistics
 import sys
@@ -57,8 +58,8 @@ class _Plan:
 
 def measure(*, quick: bool) -> list[Figure]:
     """Run the rounds and compare."""
-    plan = _Plan(rounds=2, round_s=1.0) if quick else _Plan(rounds=9, round_s=5.0)
-    times, decided = uvloop.run(_run(plan))
+    plan = _Plan(rounds=1, round_s=0.5) if quick else _Plan(rounds=9, round_s=5.0)
+    times, decided, cpu_s = uvloop.run(_run(plan))
     figures = [
         Figure(part="through Envoy", case=f"{name}, {label}", value=value, unit="ms")
         for name, rounds in times.items()
@@ -80,7 +81,16 @@ def measure(*, quick: bool) -> list[Figure]:
             ),
         ]
     share = 100.0 * decided / sum(map(len, times["routed"]))
-    return [*figures, Figure(part="through Envoy", case="decided by us", value=share, unit="%")]
+    return [
+        *figures,
+        Figure(part="through Envoy", case="decided by us", value=share, unit="%"),
+        Figure(
+            part="through Envoy",
+            case="router's CPU per decision",
+            value=1e3 * cpu_s / max(1.0, decided),
+            unit="ms",
+        ),
+    ]
 
 
 def _summaries(rounds: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -95,8 +105,8 @@ def _percentile(times: Sequence[float], share: float) -> float:
     return sorted(times)[max(0, math.ceil(share * len(times)) - 1)]
 
 
-async def _run(plan: _Plan) -> tuple[dict[str, list[list[float]]], float]:
-    """Give the times of every round, with and without us, and the decisions made."""
+async def _run(plan: _Plan) -> tuple[dict[str, list[list[float]]], float, float]:
+    """Give the times of every round, the decisions made, and the router's CPU seconds."""
     bodies = [chat_body(_BODY_BYTES, seed) for seed in range(_CONVERSATIONS)]
     async with contextlib.AsyncExitStack() as cleanup:
         folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="extproc-bench-")))
@@ -108,7 +118,7 @@ async def _run(plan: _Plan) -> tuple[dict[str, list[list[float]]], float]:
         config = _config(folder, endpoints, admin_port)
         config_path.write_text(yaml.safe_dump(config), encoding="utf-8")
         serve = ("extproc", "serve", "--config", str(config_path))
-        await cleanup.enter_async_context(_child(*serve))
+        router = await cleanup.enter_async_context(_child(*serve))
         urls = await _start_envoys(folder, config_path, endpoints, cleanup)
         limit = aiohttp.ClientTimeout(total=_REQUEST_S)
         session = await cleanup.enter_async_context(aiohttp.ClientSession(timeout=limit))
@@ -116,12 +126,13 @@ async def _run(plan: _Plan) -> tuple[dict[str, list[list[float]]], float]:
         await _until_routed(session, urls["routed"], admin_url, bodies[0])
         for url in urls.values():
             await _send_all(session, url, bodies, _WARM_S)
-        before = await _decisions(session, admin_url)
+        before, spent_s = await _decisions(session, admin_url), _cpu_s(router.pid)
         times: dict[str, list[list[float]]] = {"plain": [], "routed": []}
         for number in range(plan.rounds):
             for name in ("plain", "routed") if number % 2 else ("routed", "plain"):
                 times[name].append(await _send_all(session, urls[name], bodies, plan.round_s))
-        return times, await _decisions(session, admin_url) - before
+        decided = await _decisions(session, admin_url) - before
+        return times, decided, _cpu_s(router.pid) - spent_s
 
 
 def _config(folder: Path, endpoints: list[str], admin_port: int) -> dict[str, Any]:
@@ -227,6 +238,12 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: bytes) -> float:
         await answer.read()
         answer.raise_for_status()
     return time.perf_counter() - began_s
+
+
+def _cpu_s(pid: int) -> float:
+    """Read how long a process has computed, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _free_port() -> int:

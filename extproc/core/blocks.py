@@ -5,15 +5,16 @@ A block's hash covers all blocks before it, so equal hashes mean equal prefixes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from xxhash import xxh3_64_intdigest
 
-from extproc.core.decision import BlockHash, Chain, KeyHash
+from extproc.core.decision import KeyHash
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from extproc.core.decision import Chain
     from extproc.core.segments import Segment
 
 # UTF-8 never holds these bytes, so no content can imitate the frame around it.
@@ -43,8 +44,8 @@ def hash_chain(data: bytes, *, block_bytes: int, max_blocks: int, seed: int) -> 
     end = min(len(data) // block_bytes, max_blocks) * block_bytes
     for start in range(0, end, block_bytes):
         link = xxh3_64_intdigest(data[start : start + block_bytes], link)
-        chain.append(BlockHash(link))
-    return tuple(chain)
+        chain.append(link)
+    return cast("Chain", tuple(chain))
 
 
 def key_hash(seed: int, *parts: bytes) -> KeyHash:

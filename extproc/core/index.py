@@ -12,7 +12,7 @@ from itertools import islice, repeat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from extproc.core.decision import BlockHash, Chain
     from extproc.core.endpoint import Endpoint
@@ -42,8 +42,10 @@ class ApproximateIndex:
             endpoint: _leading_run(deepest_first, held) for endpoint, held in self._held.items()
         }
 
-    def match_all(self, chains: Iterable[Chain]) -> dict[Endpoint, int]:
+    def match_all(self, chains: Sequence[Chain]) -> dict[Endpoint, int]:
         """Count the leading blocks of several chains, summed, that each endpoint holds."""
+        if len(chains) == 1:
+            return self.match(chains[0])
         total: dict[Endpoint, int] = {}
         for chain in chains:
             for endpoint, count in self.match(chain).items():

@@ -162,7 +162,7 @@ def _price(
     request: RoutingRequest, candidates: Sequence[Candidate], view: View, *, new: bool
 ) -> None:
     tuning = view.tuning
-    mean = sum(c.inflight for c in candidates) / sum(c.weight for c in candidates)
+    mean = sum([c.inflight for c in candidates]) / sum([c.weight for c in candidates])
     crowding = tuning.phi * view.future_tokens / mean if new and mean > 0 else 0.0
     gamma, lambda_tokens, prompt_tokens = tuning.gamma, tuning.lambda_tokens, request.prompt_tokens
     for c in candidates:

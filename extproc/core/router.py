@@ -172,13 +172,10 @@ class Router:
         self._load.expire(now_s)
         matches = self._index.match_all(request.chains)
         ramps = self._pool.ramps(members, now_s)
-        open_to = self._open_to(members, ramps, now_s)
+        open_to = self._open_to(members, ramps, matches, request, now_s)
         if not open_to:
             message = "every endpoint is at its limit of requests"
             raise SheddingError(message)
-        for candidate in open_to:
-            matched = matches.get(candidate.endpoint, 0) * request.block_tokens
-            candidate.matched_tokens = min(matched, request.prompt_tokens)
         if home is not None and not request.readable:
             for candidate in open_to:
                 if candidate.endpoint == home.endpoint:
@@ -186,9 +183,15 @@ class Router:
         return open_to
 
     def _open_to(
-        self, members: list[Member], ramps: list[float], now_s: float
+        self,
+        members: list[Member],
+        ramps: list[float],
+        matches: dict[Endpoint, int],
+        request: RoutingRequest,
+        now_s: float,
     ) -> list[Candidate]:
         """Give those below their limit of in-flight requests as candidates."""
+        block_tokens, prompt_tokens = request.block_tokens, request.prompt_tokens
         candidates = []
         for member, ramp in zip(members, ramps, strict=True):
             outstanding_tokens, inflight = self._load.levels(member.endpoint, now_s)
@@ -197,6 +200,9 @@ class Router:
                     Candidate(
                         endpoint=member.endpoint,
                         weight=member.weight * ramp,
+                        matched_tokens=min(
+                            matches.get(member.endpoint, 0) * block_tokens, prompt_tokens
+                        ),
                         outstanding_tokens=outstanding_tokens,
                         inflight=inflight,
                         takes_new=not member.draining,

@@ -70,13 +70,17 @@ class CutObject(dict[str, Any]):
     __slots__ = ()
 
 
+# A tuple: building a union of types for every check takes longer than the check.
+_CUT = (CutText, CutList, CutObject)
+
+
 class CutError(Exception):
     """Raised inside this package where a sequence can't be read past the cut."""
 
 
 def is_cut(value: object) -> bool:
     """Tell whether a value may go on behind the cut."""
-    return isinstance(value, CutText | CutList | CutObject)
+    return isinstance(value, _CUT)
 
 
 def message_segments(message: object) -> Iterator[Segment]:
