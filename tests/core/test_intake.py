@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.core.blocks import canonical
 from extproc.core.errors import UnreadableBodyError
 from extproc.core.intake import IntakeSettings, identify, read_request
+from extproc.core.prompt import extract_prompt
 
 CHAT = "/v1/chat/completions"
 TOOLS = [{"name": f"tool {n}", "description": "d" * 300} for n in range(9)]
@@ -194,3 +196,39 @@ def test_lengths_add_up():
     assert read.prompt_tokens == -(-identity.prompt_bytes // 4)
     assert read.block_tokens == 128
     assert len(read.chains[0]) == identity.prompt_bytes // 512
+
+
+turns = st.lists(
+    st.builds(
+        lambda role, content: {"role": role, "content": content},
+        st.sampled_from(["system", "user", "assistant"]),
+        st.text(max_size=60),
+    ),
+    max_size=4,
+)
+
+
+@given(turns, turns, turns)
+def test_common_leading_messages_are_common_leading_blocks(head, one, other):
+    prompt = extract_prompt(CHAT, written({"messages": head}), complete=True)
+    least = len(canonical(prompt.sequences[0])) // 16
+    a, b = (
+        request({"messages": head + tail}, block_bytes=16, complete=True).chains[0]
+        for tail in (one, other)
+    )
+    pairs = list(zip(a, b, strict=False))
+    shared = next((n for n, (x, y) in enumerate(pairs) if x != y), len(pairs))
+
+    assert shared >= least
+    assert set(a[shared:]).isdisjoint(b[shared:])
+
+
+@given(turns, st.data())
+def test_a_cut_body_shares_all_its_blocks_with_the_whole(messages, data):
+    body = written({"model": "m", "tools": TOOLS[:1], "messages": messages})
+    size = data.draw(st.integers(body.index(b"[") + 1, len(body)))
+    whole, cut = request(body, block_bytes=16), request(body[:size], block_bytes=16, complete=False)
+
+    for chain in cut.chains:
+        assert chain == whole.chains[0][: len(chain)]
+    assert cut.namespace == whole.namespace
