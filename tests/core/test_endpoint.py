@@ -23,8 +23,10 @@ def test_an_endpoint_has_one_canonical_text(text, shown, host, port):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "10.0.0.1", "10.0.0.1:", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:٣", "vllm:8000"]
-    + ["::1:80", "[10.0.0.1]:80", "10.0.0.1:-1", "[::1:80", "10.0.0.256:80"],
+    [
+        *("", "10.0.0.1", "10.0.0.1:", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:٣"),
+        *("vllm:8000", "::1:80", "[10.0.0.1]:80", "10.0.0.1:-1", "[::1:80", "10.0.0.256:80"),
+    ],
 )
 def test_what_is_no_endpoint_is_refused(text):
     with pytest.raises(EndpointError):
