@@ -62,7 +62,8 @@ class ApproximateIndex:
         held.update(dict.fromkeys(reversed(kept)))
         excess = len(held) - capacity
         if excess > 0:
-            count = min(max(excess, capacity // _EVICTED_SHARE), len(held) - len(kept))
+            spare = len(held) - len(kept)
+            count = max(excess, min(capacity // _EVICTED_SHARE, spare))
             for block in list(islice(held, count)):
                 del held[block]
 

@@ -100,6 +100,13 @@ def test_a_full_index_gives_way_in_small_steps(size):
         assert size - size // 64 <= index.blocks(A) <= size or block < size
 
 
+@given(st.lists(st.lists(st.integers(0, 6), max_size=8).map(tuple), max_size=6))
+def test_the_capacity_holds_for_any_hashes_even_colliding_ones(chains_):
+    index = index_of([(chain, A) for chain in chains_], capacity=4)
+
+    assert index.blocks(A) <= 4
+
+
 def test_a_resized_endpoint_shrinks_with_its_next_record():
     index = index_of([(chain_of("abcde"), A)])
     index.resize(A, 2)
