@@ -194,7 +194,8 @@ async def _child(module: str, *arguments: str) -> AsyncIterator[asyncio.subproce
 
 
 async def _first_line(process: asyncio.subprocess.Process) -> bytes:
-    assert process.stdout is not None
+    if process.stdout is None:
+        raise AssertionError(process)
     return await asyncio.wait_for(process.stdout.readline(), _START_S)
 
 

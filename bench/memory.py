@@ -40,7 +40,7 @@ def measure(*, quick: bool) -> list[Figure]:
     """Fill the index with the default number of blocks, then the other tables as well."""
     blocks = _DEFAULTS.max_index_blocks // (_QUICK_SHARE if quick else 1)
     figures: list[Figure] = []
-    for endpoints in _SPREADS:
+    for endpoints in _SPREADS[: 1 if quick else None]:
         case = f"{blocks:,} blocks on {endpoints} endpoints"
         seen = _run_apart(endpoints, blocks)
         index_bytes = seen["index"] - seen["empty"]
@@ -107,7 +107,7 @@ def _fill(endpoints: int, blocks: int) -> dict[str, int]:
 
 def _fill_index(router: Router, names: list[Endpoint], share: int, chance: random.Random) -> None:
     """Record prompts on all endpoints in turn, twice what they hold, so that all evict."""
-    for _ in range(2 * (share // _PROMPT_BLOCKS + 1)):
+    for _ in range(2 * share // _PROMPT_BLOCKS):
         for name in names:
             event = routed_to(name, random_chain(chance, _PROMPT_BLOCKS))
             router.apply(event, 0.0)
