@@ -376,7 +376,7 @@ any_event = st.one_of(
     st.lists(st.tuples(any_event, st.floats(0, 1000)), max_size=40),
 )
 def test_any_order_of_events_ends_in_a_decision_among_the_ready_or_a_known_error(policy, steps):
-    router = Router(RouterSettings(policy=policy, cache_tokens=512), router_id="r")
+    router = Router(RouterSettings(policy=policy, max_index_blocks=4), router_id="r")
     for event, now_s in steps:
         if not isinstance(event, RoutingRequest):
             router.apply(event, now_s)
