@@ -45,6 +45,7 @@ _HOST_ATTEMPTS = 5
 _BACK_OFF_S = 0.005
 _MAX_BACK_OFF_S = 0.05
 _MAX_LENGTH = 2**63 - 1
+_REPEATING_MODES = (BodyMode.BUFFERED_PARTIAL, BodyMode.STREAMED)
 
 
 def routes(settings: GatewaySettings) -> list[Route]:
@@ -64,13 +65,14 @@ def routes(settings: GatewaySettings) -> list[Route]:
         response_headers_to_add=[_json()],
         typed_per_filter_config=_not_asked(),
     )
-    # A router that ends a STREAMED exchange early, or is down, makes Envoy 1.40 repeat bytes
-    # of the body behind its content-length where retries are configured: the engine would
-    # read them as another request. Held back whole, bodies stay intact.
+    # A router that ends a partial or streamed exchange in mid-body makes Envoy 1.40 repeat
+    # bytes of the body behind its content-length where retries are configured: the engine
+    # would read them as another request. Held back whole, bodies stay intact; engines begin
+    # nothing before a body is whole, so the wait costs no time to the first token.
     sized = Route(
         match=_declared(Int64Range(start=0, end=limit_bytes + 1)),
         route=action,
-        typed_per_filter_config=hold if settings.body_mode is BodyMode.STREAMED else {},
+        typed_per_filter_config=hold if settings.body_mode in _REPEATING_MODES else {},
     )
     rest = Route(match=RouteMatch(prefix="/"), route=action, typed_per_filter_config=hold)
     return [*_health(settings), too_large, sized, rest]
