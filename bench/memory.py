@@ -41,8 +41,8 @@ def measure(*, quick: bool) -> list[Figure]:
     blocks = _DEFAULTS.max_index_blocks // (_QUICK_SHARE if quick else 1)
     figures: list[Figure] = []
     for endpoints in _SPREADS[: 1 if quick else None]:
-        case = f"{blocks:,} blocks on {endpoints} endpoints"
         seen = _run_apart(endpoints, blocks)
+        case = f"{seen['blocks']:,} blocks on {endpoints} endpoints"
         index_bytes = seen["index"] - seen["empty"]
         tokens = seen["blocks"] * _DEFAULTS.block_tokens
         figures += [
