@@ -206,9 +206,9 @@ def _turns(messages: list[Any], most: int) -> tuple[list[Segment], int, int]:
             if instructions < 0 and role != "system":
                 instructions = len(segments)
             content = message.get("content") if type(message) is dict else None
-            if type(content) is str and "role" in message and not _CALLS & message.keys():
+            if type(content) is str and "role" in message and _CALLS.isdisjoint(message):
                 # The short way for nearly every message; types are exact, so it is whole.
-                segments.append(text_segment(content, role))
+                segments.append(Segment(role, content.encode("utf-8", "surrogatepass")))
             else:
                 segments.extend(islice(message_segments(message), most - len(segments)))
             if opening < 0 and role == "user":
@@ -259,7 +259,8 @@ def _single(prompt: object) -> Sequence:
 
 def _text_at(root: dict[str, Any], name: str) -> str:
     """Give the text at a dotted name, empty when there is none or it may be cut."""
-    value: Any = root
-    for part in name.split("."):
+    first, *rest = name.split(".")
+    value: Any = root.get(first)
+    for part in rest if value is not None else ():
         value = value.get(part) if isinstance(value, dict) else None
     return value if isinstance(value, str) and not is_cut(value) else ""

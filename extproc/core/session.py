@@ -68,15 +68,14 @@ def client_session(
 ) -> ClientSession | None:
     """Give the first usable key; a header beats a body field. None when there is none."""
     for name in rules.headers:
-        value = usable_id(headers.get(name, ""))
+        if name in headers and (value := usable_id(headers[name])):
+            return ClientSession(value, name)
+    fields = prompt.fields if prompt is not None else {}
+    for name in rules.fields if fields else ():
+        text = fields.get(name, "")
+        value = usable_id(_session_part(text) if name == _USER_ID_FIELD else text)
         if value:
             return ClientSession(value, name)
-    if prompt is not None:
-        for name in rules.fields:
-            text = prompt.fields.get(name, "")
-            value = usable_id(_session_part(text) if name == _USER_ID_FIELD else text)
-            if value:
-                return ClientSession(value, name)
     return None
 
 

@@ -537,3 +537,10 @@ def test_any_order_of_messages_ends_without_an_error_and_decides_at_most_once(
     assert Finish() not in actions[:-1]
     assert sum(isinstance(event, Finished) for event in router.events) <= 1
     assert len(one._held) <= len(history)
+
+
+def test_headers_that_come_twice_are_answered_once():
+    one = stream()
+
+    assert play(one, headers())
+    assert play(one, headers()) == []
