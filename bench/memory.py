@@ -41,43 +41,28 @@ def measure(*, quick: bool) -> list[Figure]:
     blocks = _DEFAULTS.max_index_blocks // (_QUICK_SHARE if quick else 1)
     figures: list[Figure] = []
     for endpoints in _SPREADS[: 1 if quick else None]:
-        seen = _run_apart(endpoints, blocks)
-        case = f"{seen['blocks']:,} blocks on {endpoints} endpoints"
-        index_bytes = seen["index"] - seen["empty"]
-        tokens = seen["blocks"] * _DEFAULTS.block_tokens
-        figures += [
-            Figure(
-                part="memory",
-                case=f"{case}, RSS",
-                value=seen["index"] / _MB,
-                unit="MB",
-                budget=_BUDGET_MB,
-            ),
-            Figure(part="memory", case="· before, RSS", value=seen["empty"] / _MB, unit="MB"),
-            Figure(part="memory", case="· capacity", value=seen["blocks"], unit="blocks"),
-            Figure(part="memory", case="· capacity", value=tokens / 1e6, unit="M tokens"),
-            Figure(
-                part="memory",
-                case="· per block and endpoint",
-                value=index_bytes / seen["blocks"],
-                unit="B",
-            ),
-            Figure(
-                part="memory",
-                case="· with full session and tier-1 tables, RSS",
-                value=seen["tables"] / _MB,
-                unit="MB",
-                budget=_BUDGET_MB,
-            ),
-            Figure(
-                part="memory",
-                case="· and 2,000 requests of 4,096 tokens in flight, RSS",
-                value=seen["leases"] / _MB,
-                unit="MB",
-                budget=_BUDGET_MB,
-            ),
-        ]
+        figures += _figures(endpoints, _run_apart(endpoints, blocks))
     return figures
+
+
+def _figures(endpoints: int, seen: dict[str, int]) -> list[Figure]:
+    case = f"{seen['blocks']:,} blocks on {endpoints} endpoints"
+    tokens = seen["blocks"] * _DEFAULTS.block_tokens
+    each = (seen["index"] - seen["empty"]) / seen["blocks"]
+    in_flight = "· and 2,000 requests of 4,096 tokens in flight, RSS"
+    return [
+        _rss(f"{case}, RSS", seen["index"], budget=_BUDGET_MB),
+        _rss("· before, RSS", seen["empty"]),
+        Figure(part="memory", case="· capacity", value=seen["blocks"], unit="blocks"),
+        Figure(part="memory", case="· capacity", value=tokens / 1e6, unit="M tokens"),
+        Figure(part="memory", case="· per block and endpoint", value=each, unit="B"),
+        _rss("· with full session and tier-1 tables, RSS", seen["tables"], budget=_BUDGET_MB),
+        _rss(in_flight, seen["leases"], budget=_BUDGET_MB),
+    ]
+
+
+def _rss(case: str, value_bytes: int, budget: float | None = None) -> Figure:
+    return Figure(part="memory", case=case, value=value_bytes / _MB, unit="MB", budget=budget)
 
 
 def _run_apart(endpoints: int, blocks: int) -> dict[str, int]:

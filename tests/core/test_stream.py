@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from extproc.core.intake import IntakeSettings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from extproc.core.decision import Decision, DecisionId, Reason, RoutingRequest
 from extproc.core.endpoint import Endpoint
 from extproc.core.errors import BodyTooLargeError, NoEndpointError
 from extproc.core.events import EndpointUp, Event, Finished, FirstByte
+from extproc.core.intake import IntakeSettings
 from extproc.core.phases import (
     MAX_ECHO_BYTES,
     BodyMode,
