@@ -24,7 +24,7 @@ from extproc.core.events import (
 from extproc.core.index import ApproximateIndex
 from extproc.core.load import LoadModel
 from extproc.core.memory import Demand, Home, Sessions
-from extproc.core.policies import POLICIES, Tuning, View
+from extproc.core.policies import POLICIES, Policy, Tuning, View
 from extproc.core.pool import Member, Pool
 
 if TYPE_CHECKING:
@@ -68,11 +68,16 @@ class EndpointView:
 
 
 class Router:
-    """One router. `router_id` makes its decision ids unique among routers."""
+    """One router. `router_id` makes its decision ids unique among routers.
 
-    def __init__(self, settings: RouterSettings, *, router_id: str) -> None:
+    `policy` replaces the named one of the settings, to measure another rule.
+    """
+
+    def __init__(
+        self, settings: RouterSettings, *, router_id: str, policy: Policy | None = None
+    ) -> None:
         self._settings = settings
-        self._choose = POLICIES[settings.policy]
+        self._choose = policy or POLICIES[settings.policy]
         self._router_id = router_id
         self._sequence = 0
         self._pool = Pool(slow_start_s=settings.slow_start_s)
