@@ -13,6 +13,8 @@ from extproc.core.decision import Chain, KeyHash
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+_NO_KEY = KeyHash(0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
@@ -39,9 +41,9 @@ class Conversation:
 
     start_s: float
     turns: Iterable[Turn]
-    tier1: KeyHash = KeyHash(0)
+    tier1: KeyHash = _NO_KEY
     tier1_tokens: int = 0
-    tier2: KeyHash = KeyHash(0)
+    tier2: KeyHash = _NO_KEY
     session: bool = False
 
 
