@@ -84,19 +84,28 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Our result: the ordered destinations, and why.
+    """Our result for `request`: the ordered destinations, and why.
 
     `endpoints[0]` is the destination endpoint, the rest are fallbacks in order.
     """
 
     decision_id: DecisionId
+    request: RoutingRequest
     endpoints: tuple[Endpoint, ...]
     policy: str
     reason: Reason
-    prompt_tokens: int
     matched_tokens: int
-    model: str = ""
     candidates: tuple[Candidate, ...] = ()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the whole prompt, estimated."""
+        return self.request.prompt_tokens
+
+    @property
+    def model(self) -> str:
+        """The model the client asked for."""
+        return self.request.model
 
     @property
     def destination(self) -> Endpoint:

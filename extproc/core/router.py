@@ -100,7 +100,7 @@ class Router:
         every candidate is at its limit of in-flight requests.
         """
         decision = self.decide(request, now_s)
-        self.apply(routed(request, decision), now_s)
+        self.apply(routed(decision), now_s)
         return decision
 
     def decide(self, request: RoutingRequest, now_s: float) -> Decision:
@@ -118,12 +118,11 @@ class Router:
         chosen = ranking.order[0]
         return Decision(
             decision_id=DecisionId(f"{self._router_id}-{self._sequence}"),
+            request=request,
             endpoints=tuple(c.endpoint for c in ranking.order[: 1 + self._settings.fallbacks]),
             policy=self._settings.policy,
             reason=ranking.reason,
-            prompt_tokens=request.prompt_tokens,
             matched_tokens=chosen.matched_tokens,
-            model=request.model,
             candidates=tuple(ranking.order),
         )
 
@@ -248,8 +247,9 @@ class Router:
             self._index.resize(event.endpoint, blocks)
 
 
-def routed(request: RoutingRequest, decision: Decision) -> Routed:
+def routed(decision: Decision) -> Routed:
     """Give the event that records a decision, here and at other routers."""
+    request = decision.request
     return Routed(
         decision_id=decision.decision_id,
         endpoint=decision.destination,

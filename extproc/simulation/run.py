@@ -198,7 +198,7 @@ class Run:
         if endpoint is None or not self.fleet[endpoint].fits(turn):
             self._tell(Finished(decision_id=decision.decision_id), now_s)
             return self._refuse(client, now_s)
-        self._share(number, routed(request, decision), now_s)
+        self._share(number, routed(decision), now_s)
         before = self._lives.get(conversation.tier2)
         self._lives[conversation.tier2] = endpoint
         tag = next(self._tags)

@@ -1,5 +1,5 @@
 from extproc.adapters.metrics import Metrics
-from extproc.core.decision import Decision, DecisionId, Reason
+from extproc.core.decision import Decision, DecisionId, Reason, RoutingRequest
 from extproc.core.endpoint import Endpoint
 from extproc.core.errors import SheddingError
 from extproc.core.events import EndpointDown, EndpointUp
@@ -14,7 +14,7 @@ def decision(endpoint: Endpoint = A) -> Decision:
         endpoints=(endpoint,),
         policy="tiered",
         reason=Reason.MATCH,
-        prompt_tokens=100,
+        request=RoutingRequest(prompt_tokens=100),
         matched_tokens=60,
     )
 

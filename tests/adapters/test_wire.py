@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from extproc.adapters.proto import access_log_pb2, ext_proc_pb2
 from extproc.adapters.wire import WireError, decode, encode
-from extproc.core.decision import Decision, DecisionId, Reason
+from extproc.core.decision import Decision, DecisionId, Reason, RoutingRequest
 from extproc.core.endpoint import Endpoint
 from extproc.core.errors import (
     BodyTooLargeError,
@@ -49,7 +49,7 @@ DECISION = Decision(
     endpoints=(Endpoint.parse("10.0.0.1:8000"), Endpoint.parse("10.0.0.2:8000")),
     policy="tiered",
     reason=Reason.MATCH,
-    prompt_tokens=4096,
+    request=RoutingRequest(prompt_tokens=4096),
     matched_tokens=3968,
 )
 EXPECTED_METADATA = {

@@ -298,7 +298,7 @@ def test_a_router_fed_by_events_alone_decides_as_the_one_that_made_them(policy):
         request = prompt(blocks=4 + n % 7, start=(n % 5) * 100, tier1=n % 2, tier2=n % 9 + 1)
         mine = first.route(request, float(n))
         theirs = second.decide(request, float(n))
-        second.apply(routed(request, mine), float(n))
+        second.apply(routed(mine), float(n))
         assert theirs.endpoints == mine.endpoints
 
 

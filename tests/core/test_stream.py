@@ -65,7 +65,7 @@ class Notebook:
             endpoints=(A, B),
             policy="tiered",
             reason=Reason.COLD,
-            prompt_tokens=request.prompt_tokens,
+            request=request,
             matched_tokens=0,
         )
 
