@@ -134,11 +134,12 @@ _requests = st.tuples(_moments, st.integers(0, 3), st.integers(1, 400), st.integ
 def test_every_request_ends_once_and_leaves_nothing_behind(requests):
     engine = Engine(_SETTINGS)
     jobs = [Job(_turn(root, p, o), tag) for tag, (_, root, p, o) in enumerate(requests)]
-    ended = _drive(engine, [(at_s, job) for (at_s, *_), job in zip(requests, jobs, strict=True)])
+    moments = [_moment(tag, ms) for tag, (ms, *_) in enumerate(requests)]
+    ended = _drive(engine, list(zip(moments, jobs, strict=True)))
     assert sorted(ended) == list(range(len(jobs)))
     assert engine.cache.available == engine.cache.capacity
     assert engine.waiting_tokens == 0
-    for (at_s, *_), job in zip(requests, jobs, strict=True):
+    for at_s, job in zip(moments, jobs, strict=True):
         assert job.first_token_s is not None
         assert at_s < job.first_token_s <= ended[job.tag]
         assert job.cached_tokens is not None
@@ -154,12 +155,18 @@ def test_taking_decode_steps_as_one_stretch_changes_no_result(requests):
         [Job(_turn(root, p, o), tag) for tag, (_, root, p, o) in enumerate(requests)]
         for _ in range(2)
     )
-    arrivals = [(at_s, job) for (at_s, *_), job in zip(requests, jobs, strict=True)]
-    again = [(at_s, job) for (at_s, *_), job in zip(requests, same, strict=True)]
+    moments = [_moment(tag, ms) for tag, (ms, *_) in enumerate(requests)]
+    arrivals = list(zip(moments, jobs, strict=True))
+    again = list(zip(moments, same, strict=True))
     stretches, steps = Engine(_SETTINGS), _OneStepEngine(_SETTINGS)
     expected = _drive(steps, again)
     ended = _drive(stretches, arrivals)
     assert ended == pytest.approx(expected)
+
+
+def _moment(tag: int, ms: int) -> float:
+    """Steps take whole milliseconds: of two requests, none comes at the end of a step."""
+    return ms / 1_000 + tag * 0.000_013
 
 
 class _OneStepEngine(Engine):
