@@ -22,17 +22,20 @@ if TYPE_CHECKING:
 
 # Clients appear one by one in this time, or engines with empty caches would meet them all.
 RAMP_S = 40.0
-# No conversation is older than this: 30 turns of an agent.
-_PAST_S = 600.0
+# Hardly any conversation takes longer for a turn, thinking included.
+_TURN_S = 25.0
 
 Between = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """What retrieval puts before a question: some of the catalogue, each with its weight."""
+    """What retrieval puts before a question: some of the catalogue, popular ones first.
 
-    weights: tuple[float, ...]
+    `cumulated` has each document's weight added to those before it.
+    """
+
+    cumulated: tuple[float, ...]
     tokens: int
     each: Between
 
@@ -86,8 +89,7 @@ def conversations(
     """
     chance = Random(f"{seed}/{kind.name}")
     prefixes = [_prefix(kind, index) for index in range(len(kind.prefix_tokens))]
-    past_s = _PAST_S if kind.turns[1] > 1 else 0.0
-    start_s, number = -past_s, 0
+    start_s, number = -_TURN_S * (kind.turns[1] - 1), 0
     while (start_s := start_s + chance.expovariate(starts_per_s * peak)) < duration_s:
         number += 1
         if shape is not None and chance.random() * peak >= shape(start_s):
@@ -188,8 +190,8 @@ def _prefix(kind: Kind, index: int) -> Text:
 def _pick(documents: Documents, chance: Random) -> list[int]:
     """Draw different documents, in the order of this query's relevance."""
     count = chance.randint(*documents.each)
-    everything = range(len(documents.weights))
+    everything = range(len(documents.cumulated))
     picked: dict[int, None] = {}
     while len(picked) < count:
-        picked.update(dict.fromkeys(chance.choices(everything, documents.weights)))
+        picked.update(dict.fromkeys(chance.choices(everything, cum_weights=documents.cumulated)))
     return list(picked)
