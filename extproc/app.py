@@ -17,6 +17,7 @@ from extproc.adapters.admin import AdminServer, AdminSources
 from extproc.adapters.discovery import Discovery
 from extproc.adapters.health import HealthChecks, HealthSettings
 from extproc.adapters.metrics import Metrics
+from extproc.adapters.record import Recorder
 from extproc.adapters.scrape import Scraper, ScrapeSettings
 from extproc.adapters.server import ExtProcServer, ServerSettings
 from extproc.config.sections import split_address
@@ -61,7 +62,13 @@ class App:
         router_id = f"{config.listen.router_id}-{time.time_ns() // 1_000_000:x}"
         self.router = Router(router_settings(config), router_id=router_id)
         self.metrics = Metrics(snapshot=self.snapshot, is_ready=self.is_ready)
-        self._watch = _Watch(self.metrics, log=config.logging.decisions, on_decision=on_decision)
+        self._recorder = self._build_recorder()
+        self._watch = _Watch(
+            self.metrics,
+            log=config.logging.decisions,
+            on_decision=on_decision,
+            recorder=self._recorder,
+        )
         self._server = self._build_server()
         self._health = self._build_health()
         self._scraper = self._build_scraper()
@@ -136,6 +143,19 @@ class App:
         self._tasks.clear()
         if self._admin:
             await self._admin.stop()
+        if self._recorder:
+            self._recorder.close()
+
+    def _build_recorder(self) -> Recorder | None:
+        record = self._config.record
+        if record.file is None:
+            return None
+        return Recorder(
+            Path(record.file),
+            max_bytes=record.max_bytes,
+            clock=time.time,
+            on_drop=self.metrics.count_dropped_row,
+        )
 
     def _build_server(self) -> ExtProcServer:
         config = self._config
@@ -206,11 +226,17 @@ class _Watch:
     """The server's observer: counts, logs, and passes decisions on."""
 
     def __init__(
-        self, metrics: Metrics, *, log: bool, on_decision: Callable[[Decision], None] | None
+        self,
+        metrics: Metrics,
+        *,
+        log: bool,
+        on_decision: Callable[[Decision], None] | None,
+        recorder: Recorder | None,
     ) -> None:
         self._metrics = metrics
         self._log = log
         self._on_decision = on_decision
+        self._recorder = recorder
 
     def on_stream_open(self) -> None:
         self._metrics.open_stream()
@@ -231,6 +257,8 @@ class _Watch:
                 decision.prompt_tokens,
                 seconds * 1e6,
             )
+        if self._recorder:
+            self._recorder.routed(decision)
         if self._on_decision:
             self._on_decision(decision)
 
@@ -245,6 +273,14 @@ class _Watch:
 
     def on_finished(self, outcome: Outcome) -> None:
         self._metrics.count_finish(attempts=outcome.attempts, fell_back=outcome.fell_back)
+        if self._recorder and outcome.decision_id is not None:
+            self._recorder.finished(
+                outcome.decision_id,
+                served=outcome.served,
+                status=outcome.status,
+                attempts=outcome.attempts,
+                duration_s=outcome.duration_s,
+            )
 
 
 async def serve(config: Config) -> None:

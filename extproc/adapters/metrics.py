@@ -59,6 +59,9 @@ class Metrics:
         self._fallbacks = self._counter(
             "fallbacks", "Requests served by another endpoint than their destination."
         )
+        self._dropped_rows = self._counter(
+            "record_dropped", "Rows of the decision record lost to a slow disk."
+        )
         self._streams = Gauge(
             "extproc_streams_open", "Streams of Envoy now open.", registry=self.registry
         )
@@ -87,6 +90,10 @@ class Metrics:
         self._retries.inc(max(0, attempts - 1))
         if fell_back:
             self._fallbacks.inc()
+
+    def count_dropped_row(self) -> None:
+        """Count a row of the decision record that could not be written."""
+        self._dropped_rows.inc()
 
     def open_stream(self) -> None:
         """Count a stream of Envoy that began."""

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from extproc.adapters.access_log import Outcome
-    from extproc.core.decision import Chain, Decision, KeyHash
+    from extproc.core.decision import Chain, Decision, DecisionId, KeyHash
+    from extproc.core.endpoint import Endpoint
 
 # Rows waiting for the disk; beyond it rows are dropped, never a request delayed.
 _MAX_WAITING_ROWS = 10_000
@@ -35,21 +35,23 @@ class Recorder:
     Times are seconds of `clock`, wall time. Raises OSError when the file can't be opened.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_bytes: int,
+        clock: Callable[[], float],
+        on_drop: Callable[[], None] = lambda: None,
+    ) -> None:
         self._clock = clock
         file = RotatingFileHandler(
             path, maxBytes=max(1, max_bytes // 2), backupCount=1, encoding="utf-8"
         )
-        self._queue = _DroppingQueue(Queue(_MAX_WAITING_ROWS))
+        self._queue = _DroppingQueue(Queue(_MAX_WAITING_ROWS), on_drop)
         self._listener = QueueListener(self._queue.queue, file)
         self._file = file
         self._chains: OrderedDict[KeyHash, Chain] = OrderedDict()
         self._listener.start()
-
-    @property
-    def dropped(self) -> int:
-        """Rows that were lost because the disk was too slow."""
-        return self._queue.dropped
 
     def routed(self, decision: Decision) -> None:
         """Record a decision."""
@@ -72,19 +74,25 @@ class Recorder:
         }
         self._write(row | self._delta(request.tier2, request.chains))
 
-    def finished(self, outcome: Outcome) -> None:
-        """Record the end of a request we decided; others are left out."""
-        if outcome.decision_id is None:
-            return
+    def finished(
+        self,
+        decision_id: DecisionId,
+        *,
+        served: Endpoint | None,
+        status: int,
+        attempts: int,
+        duration_s: float,
+    ) -> None:
+        """Record the end of a request, as the access log told it."""
         self._write(
             {
                 "event": "finished",
                 "at": round(self._clock(), 6),
-                "id": outcome.decision_id,
-                "served": outcome.served,
-                "status": outcome.status,
-                "attempts": outcome.attempts,
-                "duration_s": round(outcome.duration_s, 6),
+                "id": decision_id,
+                "served": served,
+                "status": status,
+                "attempts": attempts,
+                "duration_s": round(duration_s, 6),
             }
         )
 
@@ -118,12 +126,12 @@ class Recorder:
 class _DroppingQueue(QueueHandler):
     queue: Queue[logging.LogRecord]
 
-    def __init__(self, queue: Queue[logging.LogRecord]) -> None:
+    def __init__(self, queue: Queue[logging.LogRecord], on_drop: Callable[[], None]) -> None:
         super().__init__(queue)
-        self.dropped = 0
+        self._on_drop = on_drop
 
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
             self.queue.put_nowait(record)
         except Full:
-            self.dropped += 1
+            self._on_drop()

@@ -42,8 +42,8 @@ class ConfigError(ExtprocError, ValueError):
 def load_config(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     """Read a config file; an empty one gives the defaults. Raise ConfigError.
 
-    A relative `endpoints.file` is taken from the folder of the config file, and
-    `intake.secret_env` is resolved from `environ` (default: the process's) into the secret.
+    Relative `endpoints.file` and `record.file` are taken from the folder of the config file,
+    and `intake.secret_env` is resolved from `environ` (default: the process's) into the secret.
     """
     path = Path(path)
     data = _read_yaml(path)
@@ -52,11 +52,12 @@ def load_config(path: str | Path, environ: Mapping[str, str] | None = None) -> C
     except ValidationError as error:
         raise ConfigError(_describe(path, data, error)) from None
     config = _resolve_secret(path, config, os.environ if environ is None else environ)
-    if config.endpoints.file is None:
-        return config
-    file = str(path.parent / config.endpoints.file)
     return config.model_copy(
-        update={"endpoints": config.endpoints.model_copy(update={"file": file})}
+        update={
+            name: section.model_copy(update={"file": str(path.parent / section.file)})
+            for name, section in (("endpoints", config.endpoints), ("record", config.record))
+            if section.file is not None
+        }
     )
 
 

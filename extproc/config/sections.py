@@ -214,6 +214,13 @@ class Logging(Section):
     decisions: bool = True
 
 
+class Record(Section):
+    """A file of decisions without prompt text, for `extproc simulate`."""
+
+    file: str | None = Field(default=None, min_length=1)
+    max_bytes: Annotated[int, Field(ge=1_048_576)] = 256 * 1024 * 1024
+
+
 class Gateway(Section):
     """The Envoy that `extproc envoy-config` describes.
 
@@ -245,4 +252,5 @@ class Config(Section):
     metrics: MetricsSection = MetricsSection()
     scrape: Scrape = Scrape()
     logging: Logging = Logging()
+    record: Record = Record()
     gateway: Gateway = Gateway()

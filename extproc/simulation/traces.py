@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from extproc.simulation.coding_agent import read_coding_agents
 from extproc.simulation.mooncake import read_mooncake
+from extproc.simulation.record import read_record
 from extproc.simulation.trace_rows import Row, TraceOptions, read_rows
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class TraceReader(Protocol):
 FORMATS: dict[frozenset[str], TraceReader] = {
     frozenset({"timestamp", "input_length", "output_length", "hash_ids"}): read_mooncake,
     frozenset({"trace", "block", "tool", "sys"}): read_coding_agents,
+    frozenset({"event", "at", "id"}): read_record,
 }
 
 
