@@ -290,7 +290,7 @@ def test_traces_are_looked_for_where_the_environment_says(monkeypatch, tmp_path)
 @pytest.mark.skipif(not traces_present(), reason="the traces are not here")
 @pytest.mark.parametrize(
     ("name", "requests"),
-    [("mooncake-conversation", 12_031), ("mooncake-synthetic", 3_993), ("coding-agent", 12_000)],
+    [("mooncake-conversation", 12_031), ("mooncake-synthetic", 3_993), ("coding-agent", 7_000)],
 )
 def test_traces_are_sized_for_eight_large_endpoints(name, requests):
     spec = SUITE[name](1)

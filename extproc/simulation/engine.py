@@ -80,7 +80,6 @@ class Engine:
         self._step_s = 0.0
         self._steps = 0
         self._shares: list[tuple[Job, int]] = []
-        self.busy_s = 0.0
         self.computed_tokens = 0
         self.preemptions = 0
         self._expected_tokens = 0
@@ -124,7 +123,6 @@ class Engine:
 
     def advance(self, now_s: float) -> Progress:
         """End the stretch that is due at `now_s` and begin the next one."""
-        self.busy_s += self._steps * self._step_s
         progress = Progress([], [])
         self._decode(self._steps, progress)
         self._prefill(now_s, progress)

@@ -40,14 +40,14 @@ class Served:
 class Outcome:
     """Everything one run left. `measured` has the requests sent after the warm-up.
 
-    `busy` is each endpoint's share of the measured time in which it ran steps;
+    `utilization` is the share of each endpoint's prefill capacity that was used;
     `backlog_s` the prefill time per endpoint still to do when the last request came;
     `refused` counts requests too large for any engine or without a ready endpoint,
     `unanswered` those still under way when the run was given up.
     """
 
     measured: Sequence[Served]
-    busy: dict[Endpoint, float]
+    utilization: dict[Endpoint, float]
     backlog_s: float
     preemptions: int
     refused: int
@@ -59,9 +59,10 @@ class Summary:
     """The figures of one run. Rates are shares 0..1, of tokens unless named otherwise.
 
     `ideal_hit_rate` is that of one cache that never forgets; `prefill_saved` the prompt
-    tokens that were not computed, recomputing after preemption counted; `busy_max_over_mean`
-    and `requests_max_over_mean` compare endpoints; `moved` is the share of later requests
-    that changed their endpoint.
+    tokens that were not computed, recomputing after preemption counted; `utilization` is of
+    prefill capacity, the mean of all endpoints, and `utilization_max_over_mean` and
+    `requests_max_over_mean` compare endpoints; `moved` is the share of later requests that
+    changed their endpoint.
     """
 
     requests: int
@@ -74,7 +75,7 @@ class Summary:
     ttft_p95_s: float
     ttft_p99_s: float
     utilization: float
-    busy_max_over_mean: float
+    utilization_max_over_mean: float
     requests_max_over_mean: float
     moved: float
     preemptions: int
@@ -90,8 +91,8 @@ def summarize(outcome: Outcome) -> Summary:
     later = [s for s in served if s.later]
     mean_s = sum(ttfts) / max(1, len(ttfts))
     by_endpoint = Counter(s.endpoint for s in served)
-    counts = [by_endpoint.get(endpoint, 0) for endpoint in outcome.busy]
-    busy = list(outcome.busy.values())
+    counts = [by_endpoint.get(endpoint, 0) for endpoint in outcome.utilization]
+    used = list(outcome.utilization.values())
     return Summary(
         requests=len(served),
         hit_rate=sum([s.cached_tokens for s in served]) / prompt,
@@ -102,8 +103,8 @@ def summarize(outcome: Outcome) -> Summary:
         ttft_p90_s=quantile(ttfts, 0.90),
         ttft_p95_s=quantile(ttfts, 0.95),
         ttft_p99_s=quantile(ttfts, 0.99),
-        utilization=sum(busy) / max(1, len(busy)),
-        busy_max_over_mean=_max_over_mean(busy),
+        utilization=sum(used) / max(1, len(used)),
+        utilization_max_over_mean=_max_over_mean(used),
         requests_max_over_mean=_max_over_mean(counts),
         moved=sum(s.moved for s in later) / max(1, len(later)),
         preemptions=outcome.preemptions,

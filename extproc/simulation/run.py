@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from extproc.simulation.view import FleetView
     from extproc.simulation.workload import Conversation, Turn, Workload
 
-# A request is measured only if it was sent; nobody waits for the answers of an unstable
-# fleet for ever. Virtual seconds after the last conversation began.
-_PATIENCE_S = 3_600.0
+# Nobody waits for the answers of an overloaded fleet for ever: virtual seconds after the
+# last conversation began.
+_PATIENCE_S = 86_400.0
 # Until health checks take a dead engine out of the pool; Envoy retries elsewhere before.
 _NOTICED_S = 2.0
 
@@ -129,7 +129,7 @@ class Run:
         self._served: list[Served] = []
         self._seen: set[int] = set()
         self._lives: dict[KeyHash, Endpoint] = {}
-        self._busy_before: dict[Endpoint, float] = {}
+        self._computed_before: dict[Endpoint, int] = {}
         self._backlog_s = 0.0
         self._preemptions = 0
         self._refused = 0
@@ -287,7 +287,7 @@ class Run:
 
     def _join(self, now_s: float) -> None:
         endpoint = self.fleet.add()
-        self._busy_before[endpoint] = 0.0
+        self._computed_before[endpoint] = 0
         self._apply(-1, EndpointUp(endpoint=endpoint), now_s)
 
     def _change(self, change: Change, now_s: float) -> None:
@@ -320,14 +320,17 @@ class Run:
 
     def _end_warmup(self, now_s: float) -> None:
         del now_s
-        self._busy_before |= {endpoint: engine.busy_s for endpoint, engine in self.fleet}
+        self._computed_before |= {
+            endpoint: engine.computed_tokens for endpoint, engine in self.fleet
+        }
 
     def _outcome(self, now_s: float) -> Outcome:
         span_s = max(now_s - self._workload.warmup_s, 1e-9)
+        capacity = span_s * self._settings.engine.prefill_tokens_per_s
         return Outcome(
             measured=self._served,
-            busy={
-                endpoint: (engine.busy_s - self._busy_before[endpoint]) / span_s
+            utilization={
+                endpoint: (engine.computed_tokens - self._computed_before[endpoint]) / capacity
                 for endpoint, engine in self.fleet
             },
             backlog_s=self._backlog_s,

@@ -109,14 +109,14 @@ def test_requests_of_a_dead_engine_are_sent_again_and_none_is_lost():
     settings = replace(_SETTINGS, changes=(Change(at_s=8.0, kill=0),))
     outcome = _play(_workload(), settings)
     assert len(outcome.measured) == 160
-    assert len(outcome.busy) == 3
+    assert len(outcome.utilization) == 3
 
 
 def test_an_added_engine_is_used():
     settings = replace(_SETTINGS, endpoints=2, changes=(Change(at_s=5.0, add=2),))
     outcome = _play(_workload(count=80), settings)
-    assert len(outcome.busy) == 4
-    assert all(share > 0 for share in outcome.busy.values())
+    assert len(outcome.utilization) == 4
+    assert all(share > 0 for share in outcome.utilization.values())
 
 
 def test_a_request_too_large_for_any_engine_is_refused_and_its_client_goes_on():
