@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import gzip
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from math import exp
+from math import exp, inf
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ _DURATION_S = 240.0
 _API_DURATION_S = 130.0
 _FLASH_AT_S, _FLASH_RISE_S, _FLASH_S, _FLASH_PEAK = 120.0, 10.0, 40.0, 5.0
 _VIRAL_SHARE = 0.5
+_CODING_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +140,7 @@ def runnable() -> list[str]:
     return [name for name in SUITE if name not in TRACE_FILES or traces_present()]
 
 
-def offered_load(
-    spec: WorkloadSpec, *, begin_s: float | None = None, end_s: float = float("inf")
-) -> float:
+def offered_load(spec: WorkloadSpec, *, begin_s: float | None = None, end_s: float = inf) -> float:
     """Give the share of the fleet's time that the work takes at nominal times of answers.
 
     Prompt tokens that one cache without bounds would not hold cost prefill; output tokens
@@ -207,16 +206,43 @@ def _trace(name: str, seed: int, *, warmup_s: float, limit: int | None = None) -
     return WorkloadSpec(workload=workload, kv_tokens=2_000_000, prefill_tokens_per_s=7_500.0)
 
 
+def _coding_agent(seed: int) -> WorkloadSpec:
+    """Take the sessions that begin first, and of them what falls into an hour.
+
+    They have 12,000 requests, but a few of them go on for a working day.
+    """
+    spec = _trace("coding-agent", seed, warmup_s=300.0, limit=12_000)
+    sessions = [replace(c, turns=_Within(c)) for c in spec.workload.conversations]
+    return replace(spec, workload=replace(spec.workload, conversations=sessions))
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """The turns of a conversation that are sent within the hour, at nominal times."""
+
+    whole: Conversation
+
+    def __iter__(self) -> Iterator[Turn]:
+        return (turn for _, turn in _timed(self.whole, _CODING_S))
+
+
 def _moments(workload: Workload) -> Iterator[tuple[float, Turn]]:
     for conversation in workload.conversations:
-        at_s = conversation.start_s
-        for turn in conversation.turns:
-            at_s += turn.wait_s
-            yield at_s, turn
-            at_s += answer_s(turn.output_tokens)
+        yield from _timed(conversation)
 
 
-_AGENT, _CHAT, _API = _Flow(agent, 0.65), _Flow(chat, 7.2), _Flow(api, 72.0)
+def _timed(conversation: Conversation, end_s: float = inf) -> Iterator[tuple[float, Turn]]:
+    """Give turns before `end_s` with their nominal times."""
+    at_s = conversation.start_s
+    for turn in conversation.turns:
+        at_s += turn.wait_s
+        if at_s >= end_s:
+            return
+        yield at_s, turn
+        at_s += answer_s(turn.output_tokens)
+
+
+_AGENT, _CHAT, _API = _Flow(agent, 0.65), _Flow(chat, 6.9), _Flow(api, 72.0)
 _RAG, _VIRAL, _CROWD = _Flow(rag, 16.0), _Flow(viral, 29.0), _Flow(chat, 3.8)
 _MIXED = [_Flow(agent, 0.2), _Flow(chat, 3.6), _Flow(api, 12.5)]
 
@@ -238,6 +264,6 @@ SUITE: dict[str, Callable[[int], WorkloadSpec]] = {
     "chat-no-session": partial(_generated, "chat-no-session", [_CHAT], sessions=False),
     "mooncake-conversation": partial(_trace, "mooncake-conversation", warmup_s=300.0),
     "mooncake-synthetic": partial(_trace, "mooncake-synthetic", warmup_s=120.0),
-    "coding-agent": partial(_trace, "coding-agent", warmup_s=300.0, limit=12_000),
+    "coding-agent": _coding_agent,
 }
 """Makers of the workloads by name; each takes a seed."""
