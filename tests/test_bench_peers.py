@@ -224,6 +224,8 @@ def test_equally_loaded_endpoints_take_cold_prompts_in_turn():
         pytest.param((5, 0), (1000, 0), (9, 0), B, id="2 and 2 for both beat 3 for the prompt"),
         pytest.param((5, 0), (660, 0), (0, 0), B, id="2 for running beat 3 for 0.66 of it"),
         pytest.param((5, 0), (670, 0), (0, 0), A, id="3 for 0.67 of it beat 2 for running"),
+        pytest.param((0, 0), (660, 0), (9, 0), B, id="2 for the queue beat 3 for 0.66 of it"),
+        pytest.param((0, 0), (670, 0), (9, 0), A, id="3 for 0.67 of it beat 2 for the queue"),
         pytest.param((1, 0), (500, 0), (0, 0), B, id="a range of one request counts in full"),
     ],
 )
