@@ -38,7 +38,7 @@ bench: $(STAMP) ## measure decision time, added latency through Envoy, and memor
 
 lock: ## recompute requirements.lock from pyproject.toml
 	$(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --allow-unsafe \
-		--strip-extras --no-header --extra=dev --extra=envoy --extra=plot --output-file=requirements.lock pyproject.toml
+		--strip-extras --no-header --extra=dev --extra=envoy --extra=log --extra=plot --output-file=requirements.lock pyproject.toml
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
