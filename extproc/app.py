@@ -161,13 +161,17 @@ class App:
         config = self._config
         log = AccessLog(self.router.apply, self._clock, self._watch.on_finished)
         return ExtProcServer(
-            ServerSettings(address=config.listen.address, max_streams=config.listen.max_streams),
+            ServerSettings(
+                address=config.listen.address,
+                transport=config.listen.transport,
+                max_streams=config.listen.max_streams,
+            ),
             router=self.router,
             intake=intake_settings(config.intake),
             stream=stream_settings(config),
             clock=self._clock,
             observer=self._watch,
-            services=(log.rpc_handler(),),
+            sinks=(log.sink(),),
         )
 
     def _build_health(self) -> HealthChecks | None:

@@ -6,11 +6,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError
 
 from extproc.adapters import wire
+from extproc.adapters.exchange import Sink
 from extproc.adapters.proto import access_log_pb2 as pb
 from extproc.core.decision import DecisionId
 from extproc.core.endpoint import Endpoint
@@ -64,14 +63,11 @@ class AccessLog:
         self._clock = clock
         self._on_finished = on_finished
 
-    def rpc_handler(self) -> grpc.GenericRpcHandler:
-        """Give the service for a gRPC server."""
-        method = grpc.stream_unary_rpc_method_handler(self._stream_access_logs)
-        methods = {"StreamAccessLogs": method}
-        handler: grpc.GenericRpcHandler = grpc.method_handlers_generic_handler(
-            ACCESS_LOG_SERVICE, methods
-        )
-        return handler
+    def sink(self) -> Sink:
+        """Give the service for a server."""
+        path = f"/{ACCESS_LOG_SERVICE}/StreamAccessLogs"
+        answer = pb.StreamAccessLogsResponse().SerializeToString()
+        return Sink(path=path, record=self._take, answer=answer)
 
     def record(self, data: bytes) -> None:
         """Take in one StreamAccessLogsMessage; bytes that are none change nothing."""
@@ -84,17 +80,11 @@ class AccessLog:
             if self._on_finished:
                 self._on_finished(outcome)
 
-    async def _stream_access_logs(
-        self, _requests: object, context: grpc.aio.ServicerContext[bytes, bytes]
-    ) -> bytes:
-        while True:
-            data: object = await context.read()
-            if not isinstance(data, bytes):
-                return pb.StreamAccessLogsResponse().SerializeToString()
-            try:
-                self.record(data)
-            except Exception:  # noqa: BLE001 - one bad entry must not end the whole log
-                _LOG.exception("an access log message could not be taken in")
+    def _take(self, data: bytes) -> None:
+        try:
+            self.record(data)
+        except Exception:  # noqa: BLE001 - one bad entry must not end the whole log
+            _LOG.exception("an access log message could not be taken in")
 
 
 def read_outcomes(data: bytes) -> Iterator[Outcome]:

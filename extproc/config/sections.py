@@ -94,6 +94,7 @@ class Listen(Section):
     """Where the router serves Envoy, and how it ends."""
 
     address: ListenAddress = "127.0.0.1:9002"
+    transport: Literal["h2", "grpc"] = "h2"
     router_id: str = Field(default="router", min_length=1, max_length=64, pattern=r"^[\w.-]+$")
     max_streams: PositiveInt = 10_000
     drain_s: NonNegativeFloat = 10.0

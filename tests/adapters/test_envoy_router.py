@@ -62,7 +62,7 @@ async def router(name, address, endpoints, mode):
         intake=IntakeSettings(),
         stream=StreamSettings(body_mode=mode),
         clock=time.monotonic,
-        services=(log.rpc_handler(),),
+        sinks=(log.sink(),),
     )
     await server.start()
     await server.set_serving(serving=True)

@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from contextlib import asynccontextmanager
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -23,14 +24,8 @@ from envoy_data_plane.envoy.service.ext_proc.v3 import (
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from extproc.adapters.access_log import ACCESS_LOG_SERVICE, AccessLog
-from extproc.adapters.server import (
-    LIVENESS,
-    READINESS,
-    ExtProcServer,
-    ListenError,
-    ServerSettings,
-    TooManyStreamsError,
-)
+from extproc.adapters.exchange import LIVENESS, READINESS, ListenError, TooManyStreamsError
+from extproc.adapters.server import ExtProcServer, ServerSettings
 from extproc.adapters.wire import PROCESSOR_SERVICE, WireError
 from extproc.core.endpoint import Endpoint
 from extproc.core.events import EndpointUp
@@ -95,20 +90,27 @@ class Running:
         return sum(view.inflight for view in self.router.snapshot(time.monotonic()))
 
 
+@pytest.fixture(params=["h2", "grpc"])
+def serving(request):
+    return partial(start_serving, request.param)
+
+
 @asynccontextmanager
-async def serving(*, endpoints=(A, B), address="127.0.0.1:0", max_streams=100, **stream):
+async def start_serving(
+    transport, *, endpoints=(A, B), address="127.0.0.1:0", max_streams=100, **stream
+):
     router = Router(RouterSettings(), router_id="r")
     for endpoint in endpoints:
         router.apply(EndpointUp(endpoint=endpoint), 0.0)
     log = Log()
     server = ExtProcServer(
-        ServerSettings(address=address, max_streams=max_streams),
+        ServerSettings(address=address, transport=transport, max_streams=max_streams),
         router=router,
         intake=IntakeSettings(),
         stream=StreamSettings(**stream),
         clock=time.monotonic,
         observer=log,
-        services=(AccessLog(router.apply, time.monotonic).rpc_handler(),),
+        sinks=(AccessLog(router.apply, time.monotonic).sink(),),
     )
     await server.start()
     async with grpc.aio.insecure_channel(server.address) as channel:
@@ -138,7 +140,7 @@ def body(data, *, end=True):
     return ProcessingRequest(request_body=HttpBody(body=data, end_of_stream=end))
 
 
-async def test_the_default_flow_decides_in_the_body_reply_and_returns():
+async def test_the_default_flow_decides_in_the_body_reply_and_returns(serving):
     async with serving() as run:
         first, second = await run.exchange(headers(), body(BODY))
 
@@ -153,27 +155,27 @@ async def test_the_default_flow_decides_in_the_body_reply_and_returns():
         assert run.inflight() == 1
 
 
-async def test_headers_alone_are_decided_at_once():
+async def test_headers_alone_are_decided_at_once(serving):
     async with serving() as run:
         (answer,) = await run.exchange(headers(end=True))
 
         assert answer.dynamic_metadata is not None
 
 
-async def test_a_unix_socket_serves_too(tmp_path):
+async def test_a_unix_socket_serves_too(serving, tmp_path):
     async with serving(address=f"unix:{tmp_path}/s") as run:
         assert len(await run.exchange(headers(), body(BODY))) == 2
         assert run.server.address == f"unix:{tmp_path}/s"
 
 
-async def test_a_body_above_grpcs_default_limit_arrives():
+async def test_a_body_above_grpcs_default_limit_arrives(serving):
     async with serving() as run:
         *_, answer = await run.exchange(headers(), body(BODY + b" " * 6_000_000))
 
         assert answer.dynamic_metadata is not None
 
 
-async def test_refusals_reach_client_and_observer():
+async def test_refusals_reach_client_and_observer(serving):
     async with serving(endpoints=()) as run:
         _, answer = await run.exchange(headers(), body(BODY))
 
@@ -181,14 +183,14 @@ async def test_refusals_reach_client_and_observer():
         assert [error.code for error in run.log.refusals] == ["no_ready_endpoint"]
 
 
-async def test_a_body_over_the_limit_is_413_even_above_the_receive_limit_of_the_setting():
+async def test_a_body_over_the_limit_is_413_even_above_the_receive_limit_of_the_setting(serving):
     async with serving(max_body_bytes=1000) as run:
         _, answer = await run.exchange(headers(), body(BODY))
 
         assert int(answer.immediate_response.status.code) == 413
 
 
-async def test_full_duplex_bodies_come_back_whole():
+async def test_full_duplex_bodies_come_back_whole(serving):
     async with serving() as run:
         data = BODY * 100
         parts = [data[at : at + 50_000] for at in range(0, len(data), 50_000)]
@@ -204,7 +206,7 @@ async def test_full_duplex_bodies_come_back_whole():
         assert [s.end_of_stream for s in streamed] == [False] * (len(streamed) - 1) + [True]
 
 
-async def test_an_early_streamed_body_that_stalls_is_answered_when_the_hold_ends():
+async def test_an_early_streamed_body_that_stalls_is_answered_when_the_hold_ends(serving):
     async with serving(hold_s=0.05) as run:
         call = run.process()
         async with asyncio.timeout(LIMIT_S):
@@ -222,7 +224,7 @@ async def test_an_early_streamed_body_that_stalls_is_answered_when_the_hold_ends
         assert end is grpc.aio.EOF
 
 
-async def test_a_client_that_leaves_while_a_reply_is_held_ends_the_stream():
+async def test_a_client_that_leaves_while_a_reply_is_held_ends_the_stream(serving):
     async with serving(hold_s=60.0) as run:
         call = run.process()
         await call.write(bytes(headers(mode=Mode.STREAMED, early=True)))
@@ -234,7 +236,7 @@ async def test_a_client_that_leaves_while_a_reply_is_held_ends_the_stream():
         assert run.log.errors == []
 
 
-async def test_streams_above_the_limit_pass_undecided():
+async def test_streams_above_the_limit_pass_undecided(serving):
     async with serving(max_streams=1) as run:
         holder = run.process()
         await holder.write(bytes(headers()))
@@ -253,7 +255,7 @@ async def test_streams_above_the_limit_pass_undecided():
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff\xff", b"\x92\x01\x00"])
-async def test_bytes_that_are_no_message_end_the_stream_quietly(garbage):
+async def test_bytes_that_are_no_message_end_the_stream_quietly(serving, garbage):
     async with serving() as run:
         call = run.process()
         await call.write(garbage)
@@ -265,7 +267,7 @@ async def test_bytes_that_are_no_message_end_the_stream_quietly(garbage):
         assert isinstance(run.log.errors[0][1], WireError)
 
 
-async def test_a_fault_fails_loudly_where_bytes_would_be_lost():
+async def test_a_fault_fails_loudly_where_bytes_would_be_lost(serving):
     async with serving() as run:
         call = run.process()
         await call.write(bytes(headers(mode=Mode.FULL_DUPLEX_STREAMED)))
@@ -275,7 +277,7 @@ async def test_a_fault_fails_loudly_where_bytes_would_be_lost():
         assert await call.details() == "the router failed"
 
 
-async def test_observed_streams_release_their_request_however_they_end():
+async def test_observed_streams_release_their_request_however_they_end(serving):
     async with serving(observe=Observe.STREAM) as run:
         for _ in range(20):
             call = run.process()
@@ -288,7 +290,7 @@ async def test_observed_streams_release_their_request_however_they_end():
         assert run.inflight() == 0
 
 
-async def test_clients_that_leave_at_any_moment_leave_no_stream_behind():
+async def test_clients_that_leave_at_any_moment_leave_no_stream_behind(serving):
     async with serving() as run:
         for turn in range(100):
             call = run.process()
@@ -302,7 +304,7 @@ async def test_clients_that_leave_at_any_moment_leave_no_stream_behind():
         assert run.log.errors == []
 
 
-async def test_the_access_log_is_served_beside():
+async def test_the_access_log_is_served_beside(serving):
     async with serving() as run:
         await run.exchange(headers(), body(BODY))
         log = run.channel.stream_unary(f"/{ACCESS_LOG_SERVICE}/StreamAccessLogs")
@@ -329,7 +331,7 @@ def _finished_entry(decision_id):
     return field(2, field(1, field(1, common)))
 
 
-async def test_health_follows_readiness_and_liveness_does_not():
+async def test_health_follows_readiness_and_liveness_does_not(serving):
     async with serving() as run:
         stub = health_pb2_grpc.HealthStub(run.channel)
         answer = health_pb2.HealthCheckResponse
@@ -348,7 +350,7 @@ async def test_health_follows_readiness_and_liveness_does_not():
         assert await status(LIVENESS) == answer.SERVING
 
 
-async def test_stopping_lets_a_running_stream_end():
+async def test_stopping_lets_a_running_stream_end(serving):
     async with serving() as run:
         call = run.process()
         await call.write(bytes(headers()))
@@ -362,7 +364,7 @@ async def test_stopping_lets_a_running_stream_end():
         await run.server.stop(0.0)
 
 
-async def test_an_address_in_use_is_a_listen_error():
+async def test_an_address_in_use_is_a_listen_error(serving):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

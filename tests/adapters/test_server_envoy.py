@@ -8,13 +8,15 @@ import os
 import socket
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from extproc.adapters.access_log import AccessLog
-from extproc.adapters.server import ExtProcServer, ServerSettings, SilentObserver
+from extproc.adapters.exchange import SilentObserver
+from extproc.adapters.server import ExtProcServer, ServerSettings
 from extproc.core.endpoint import Endpoint
 from extproc.core.events import EndpointDown, EndpointUp
 from extproc.core.intake import IntakeSettings
@@ -311,8 +313,13 @@ async def _accepts(port):
     return True
 
 
+@pytest.fixture(params=["h2", "grpc"])
+def gateway(request):
+    return partial(start_gateway, request.param)
+
+
 @asynccontextmanager
-async def gateway(mode, path, **options):
+async def start_gateway(transport, mode, path, **options):
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(engine()) for _ in range(2)]
         dead = Endpoint.parse(f"127.0.0.1:{free_port()}")
@@ -323,13 +330,13 @@ async def gateway(mode, path, **options):
         log = AccessLog(router.apply, time.monotonic, outcomes.put_nowait)
         observe = Observe.STREAM if mode == "responses observed" else Observe.ACCESS_LOG
         server = ExtProcServer(
-            ServerSettings(),
+            ServerSettings(transport=transport),
             router=router,
             intake=IntakeSettings(),
             stream=StreamSettings(observe=observe, max_body_bytes=8_000_000),
             clock=time.monotonic,
             observer=doorbell,
-            services=(log.rpc_handler(),),
+            sinks=(log.sink(),),
         )
         await server.start()
         stack.push_async_callback(server.stop, 0.0)
@@ -350,7 +357,7 @@ async def slowly(data, size):
 
 
 @pytest.mark.parametrize("mode", list(MODES))
-async def test_every_body_mode_routes_and_delivers_bodies_as_sent(mode, tmp_path):
+async def test_every_body_mode_routes_and_delivers_bodies_as_sent(gateway, mode, tmp_path):
     async with gateway(mode, tmp_path) as run:
         await _check_bodies(run, mode)
         await _check_headers_only(run)
@@ -429,7 +436,7 @@ async def _check_refusals(run, mode):
     ],
     ids=["buffered", "partial after buffer", "partial", "streamed", "streamed early"],
 )
-async def test_a_router_stopped_in_mid_body_leaves_the_body_whole(mode, options, tmp_path):
+async def test_a_router_stopped_in_mid_body_leaves_the_body_whole(gateway, mode, options, tmp_path):
     async with gateway(mode, tmp_path, **options) as run:
         data = prompt("alone", 20_000)
         half_sent, go_on = asyncio.Event(), asyncio.Event()
