@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 
-from bench import decision, gateway, memory
+from bench import decision, gateway, memory, speed
 from bench.figures import as_json, describe_machine, print_table
 
-_PARTS = {"decision": decision.measure, "gateway": gateway.measure, "memory": memory.measure}
+_PARTS = {
+    "decision": decision.measure,
+    "gateway": gateway.measure,
+    "memory": memory.measure,
+    "speed": speed.measure,
+}
 
 
 def main() -> None:

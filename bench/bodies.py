@@ -14,9 +14,14 @@ _INSTRUCTION_BYTES = 2_048
 _TURN_BYTES = 900
 
 
-def chat_body(body_bytes: int, seed: int) -> bytes:
-    """Make a body of about `body_bytes`; seeds share the instruction and nothing else."""
-    text = _text(random.Random(0), min(_INSTRUCTION_BYTES, body_bytes // 4))
+def chat_body(body_bytes: int, seed: int, *, shared_bytes: int | None = None) -> bytes:
+    """Make a body of about `body_bytes`; seeds share the instruction and nothing else.
+
+    The instruction has `shared_bytes`; left out, 2 KiB or a quarter.
+    """
+    if shared_bytes is None:
+        shared_bytes = min(_INSTRUCTION_BYTES, body_bytes // 4)
+    text = _text(random.Random(0), shared_bytes)
     messages = [{"role": "system", "content": text}]
     chance = random.Random(seed)
     left = body_bytes - len(text)

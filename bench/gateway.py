@@ -12,10 +12,7 @@ import asyncio
 import contextlib
 import json
 import math
-import os
-import socket
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -28,6 +25,7 @@ import yaml
 
 from bench.bodies import chat_body
 from bench.figures import Figure
+from bench.processes import START_S, child, cpu_s, first_line, free_port, module
 from extproc.adapters.envoy_config import bootstrap, to_yaml
 from extproc.adapters.envoy_process import find_envoy, start_envoy
 from extproc.config import load_config
@@ -37,14 +35,13 @@ from extproc.standin.server import start_standin
 from extproc.standin.settings import StandinSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
 _RATE_PER_S = 200.0
 _BODY_BYTES = 16_384
 _ENGINES = 4
 _CONVERSATIONS = 200
 _BUDGET_MS = 2.0
-_START_S = 30.0
 _REQUEST_S = 10.0
 _WARM_S = 1.0
 _EXT_PROC = "envoy.filters.http.ext_proc"
@@ -111,14 +108,14 @@ async def _run(plan: _Plan) -> tuple[dict[str, list[list[float]]], float, float]
     async with contextlib.AsyncExitStack() as cleanup:
         folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="extproc-bench-")))
         endpoints = json.loads(
-            await _first_line(await cleanup.enter_async_context(_child("bench.gateway")))
+            await first_line(await cleanup.enter_async_context(child(*module("bench.gateway"))))
         )
-        admin_port = _free_port()
+        admin_port = free_port()
         config_path = folder / "config.yaml"
         config = _config(folder, endpoints, admin_port)
         config_path.write_text(yaml.safe_dump(config), encoding="utf-8")
-        serve = ("extproc", "serve", "--config", str(config_path))
-        router = await cleanup.enter_async_context(_child(*serve))
+        serve = module("extproc", "serve", "--config", str(config_path))
+        router = await cleanup.enter_async_context(child(*serve))
         urls = await _start_envoys(folder, config_path, endpoints, cleanup)
         limit = aiohttp.ClientTimeout(total=_REQUEST_S)
         session = await cleanup.enter_async_context(aiohttp.ClientSession(timeout=limit))
@@ -126,13 +123,13 @@ async def _run(plan: _Plan) -> tuple[dict[str, list[list[float]]], float, float]
         await _until_routed(session, urls["routed"], admin_url, bodies[0])
         for url in urls.values():
             await _send_all(session, url, bodies, _WARM_S)
-        before, spent_s = await _decisions(session, admin_url), _cpu_s(router.pid)
+        before, spent_s = await decisions(session, admin_url), cpu_s(router.pid)
         times: dict[str, list[list[float]]] = {"plain": [], "routed": []}
         for number in range(plan.rounds):
             for name in ("plain", "routed") if number % 2 else ("routed", "plain"):
                 times[name].append(await _send_all(session, urls[name], bodies, plan.round_s))
-        decided = await _decisions(session, admin_url) - before
-        return times, decided, _cpu_s(router.pid) - spent_s
+        decided = await decisions(session, admin_url) - before
+        return times, decided, cpu_s(router.pid) - spent_s
 
 
 def _config(folder: Path, endpoints: list[str], admin_port: int) -> dict[str, Any]:
@@ -152,7 +149,7 @@ async def _start_envoys(
     settings = gateway_settings(load_config(config_path), [Endpoint.parse(e) for e in endpoints])
     whole = to_yaml(bootstrap(settings))
     urls = {}
-    for name, text in (("plain", _without_us(whole)), ("routed", whole)):
+    for name, text in (("plain", without_us(whole)), ("routed", whole)):
         envoy = await start_envoy(
             find_envoy(), text, log_path=folder / f"{name}.log", concurrency=1
         )
@@ -162,7 +159,7 @@ async def _start_envoys(
     return urls
 
 
-def _without_us(bootstrap_yaml: str) -> str:
+def without_us(bootstrap_yaml: str) -> str:
     """Take the ext_proc filter, what routes say of it, and our access log out."""
     config = yaml.safe_load(bootstrap_yaml)
     listener = config["static_resources"]["listeners"][0]
@@ -175,31 +172,7 @@ def _without_us(bootstrap_yaml: str) -> str:
     return yaml.safe_dump(config)
 
 
-@contextlib.asynccontextmanager
-async def _child(module: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a module of Python as a process that ends with the block."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *arguments), stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), _START_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-
-
-async def _first_line(process: asyncio.subprocess.Process) -> bytes:
-    if process.stdout is None:
-        raise AssertionError(process)
-    return await asyncio.wait_for(process.stdout.readline(), _START_S)
-
-
-async def _decisions(session: aiohttp.ClientSession, admin_url: str) -> float:
+async def decisions(session: aiohttp.ClientSession, admin_url: str) -> float:
     """Read how many decisions the router has made; 0 while it does not answer."""
     try:
         async with session.get(f"{admin_url}/metrics") as answer:
@@ -213,8 +186,8 @@ async def _decisions(session: aiohttp.ClientSession, admin_url: str) -> float:
 async def _until_routed(
     session: aiohttp.ClientSession, url: str, admin_url: str, body: bytes
 ) -> None:
-    async with asyncio.timeout(_START_S):
-        while not await _decisions(session, admin_url):
+    async with asyncio.timeout(START_S):
+        while not await decisions(session, admin_url):
             await _ask(session, url, body)
             await asyncio.sleep(0.1)
 
@@ -239,18 +212,6 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: bytes) -> float:
         await answer.read()
         answer.raise_for_status()
     return time.perf_counter() - began_s
-
-
-def _cpu_s(pid: int) -> float:
-    """Read how long a process has computed, user and system."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def _run_engines() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from extproc.adapters.exchange import (
     LIVENESS,
@@ -152,9 +152,8 @@ class _Peer(asyncio.Protocol):
         self._stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError(transport)
-        self._transport = transport
+        # A cast, since uvloop's transports are no subclasses of asyncio's.
+        self._transport = transport = cast("asyncio.Transport", transport)
         if len(self._peers) >= _MAX_CONNECTIONS:
             transport.abort()
             return
