@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 
-from bench import decision, gateway, memory, speed
+from bench import decision, gateway, memory, parts, speed
 from bench.figures import as_json, describe_machine, print_table
 
 _PARTS = {
     "decision": decision.measure,
     "gateway": gateway.measure,
     "memory": memory.measure,
+    "parts": parts.measure,
     "speed": speed.measure,
 }
 

@@ -47,7 +47,7 @@ def measure(*, quick: bool) -> list[Figure]:
         cases |= _body_cases(label, size, fill)
     for endpoints, blocks in _POOLS:
         cases[f"{endpoints} endpoints", f"route, {blocks} blocks"] = _pool_case(endpoints, blocks)
-    times = _medians_us(cases, rounds=3 if quick else 41)
+    times = medians_us(cases, rounds=3 if quick else 41)
     return [
         Figure(part=part, case=case, value=value, unit="µs", budget=_budget(part, case))
         for (part, case), value in times.items()
@@ -158,7 +158,7 @@ def _read(body: bytes) -> RoutingRequest:
     return read_request(_PATH, {}, body, complete=True, subset=None, settings=_INTAKE)
 
 
-def _medians_us(
+def medians_us(
     cases: dict[tuple[str, str], Callable[[], object]], rounds: int
 ) -> dict[tuple[str, str], float]:
     counts = {name: max(1, int(_BATCH_S / _seconds(call, 1))) for name, call in cases.items()}

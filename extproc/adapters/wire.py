@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, assert_never
 
 from google.protobuf.message import DecodeError
 
 from extproc.adapters.proto import ext_proc_pb2 as pb
+from extproc.adapters.shortcut import cut_body, cut_headers
 from extproc.core.endpoint import Endpoint
 from extproc.core.errors import EndpointError, ExtprocError
 from extproc.core.phases import (
@@ -56,6 +58,8 @@ _MODES = {
     pb.GRPC: BodyMode.FULL_DUPLEX_STREAMED,
 }
 _CLIENT_FAULTS = range(400, 500)
+# What Envoy sends with the headers is modes of a few bytes, or it differs each time.
+_MAX_REST_BYTES = 64
 
 
 class WireError(ExtprocError):
@@ -64,6 +68,20 @@ class WireError(ExtprocError):
 
 def decode(data: bytes) -> StreamEvent:
     """Read one ProcessingRequest; raise WireError for bytes that are none."""
+    if body := cut_body(data):
+        content, ends, rest = body
+        if not rest:
+            return RequestBody(body=content, end_of_stream=ends)
+    elif (head := cut_headers(data)) and len(head[2]) <= _MAX_REST_BYTES:
+        headers, ends, rest = head
+        known, opening = _read_rest(rest)
+        if known:
+            return RequestHeaders(headers=headers, end_of_stream=ends, opening=opening)
+    return decode_any(data)
+
+
+def decode_any(data: bytes) -> StreamEvent:
+    """Read one ProcessingRequest with the protobuf library; errors as `decode`."""
     try:
         message = pb.ProcessingRequest.FromString(data)
     except DecodeError as error:
@@ -119,6 +137,21 @@ def encode(action: Continue | EchoBody | Refuse) -> bytes:
             return _decided(action.phase, action.decision).SerializeToString()
         case _:
             assert_never(action)
+
+
+@lru_cache(maxsize=64)
+def _read_rest(rest: bytes) -> tuple[bool, Opening | None]:
+    """Read what stands behind the headers; nearly always the same bytes.
+
+    False when it is more than an opening.
+    """
+    try:
+        message = pb.ProcessingRequest.FromString(rest)
+    except DecodeError:
+        return False, None
+    if message.WhichOneof("request") is not None:
+        return False, None
+    return True, _read_opening(message)
 
 
 def _read_opening(message: pb.ProcessingRequest) -> Opening | None:

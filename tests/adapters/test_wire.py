@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.adapters.proto import access_log_pb2, ext_proc_pb2
-from extproc.adapters.wire import WireError, decode, encode
+from extproc.adapters.wire import WireError, decode, decode_any, encode
 from extproc.core.decision import Decision, DecisionId, Reason, RoutingRequest
 from extproc.core.endpoint import Endpoint
 from extproc.core.errors import (
@@ -216,6 +216,57 @@ def test_any_bytes_are_a_message_or_a_wire_error(message):
         decode(message)
     except WireError:
         return
+
+
+texts = st.text(max_size=8) | st.text(alphabet="aB-:", max_size=200)
+header_lists = st.lists(st.tuples(texts, st.binary(max_size=6) | texts.map(str.encode)), max_size=5)
+rests = st.sampled_from(
+    [
+        {},
+        {"protocol_config": v3.ProtocolConfiguration(request_body_mode=Mode.STREAMED)},
+        {"metadata_context": Metadata()},
+        {"metadata_context": Metadata(filter_metadata={"a": Struct()})},
+        {"observability_mode": True},
+        {"attributes": {"x": Struct(fields={"request.path": Value(string_value="/p" * 60)})}},
+    ]
+)
+
+
+@given(header_lists, st.booleans(), rests, st.binary(max_size=4))
+def test_headers_read_by_hand_are_those_the_library_reads(fields, end, rest, more):
+    values = [HeaderValue(key=name, raw_value=value) for name, value in fields]
+    values += [HeaderValue(key="old", value="text")] * (len(more) == 1)
+    headers = v3.HttpHeaders(headers=HeaderMap(headers=values), end_of_stream=end)
+    message = bytes(v3.ProcessingRequest(request_headers=headers, **rest))
+
+    assert decode(message) == decode_any(message)
+    _decode_alike(message + more)
+
+
+@given(st.binary(max_size=300), st.booleans(), rests, st.binary(max_size=4))
+def test_bodies_read_by_hand_are_those_the_library_reads(body, end, rest, more):
+    part = v3.HttpBody(body=body, end_of_stream=end)
+    message = bytes(v3.ProcessingRequest(request_body=part, **rest))
+
+    assert decode(message) == decode_any(message)
+    _decode_alike(message + more)
+    _decode_alike(message[: len(message) - len(more)])
+
+
+@given(st.sampled_from([0x12, 0x22]), st.binary(max_size=30))
+def test_broken_messages_read_by_hand_are_those_the_library_reads(tag, data):
+    _decode_alike(bytes([tag]) + data)
+
+
+def _decode_alike(message):
+    try:
+        expected = decode_any(message)
+    except WireError:
+        with pytest.raises(WireError):
+            decode(message)
+        return
+
+    assert decode(message) == expected
 
 
 def test_a_message_without_a_phase_is_a_wire_error():
