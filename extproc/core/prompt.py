@@ -259,8 +259,9 @@ def _single(prompt: object) -> Sequence:
 
 def _text_at(root: dict[str, Any], name: str) -> str:
     """Give the text at a dotted name, empty when there is none or it may be cut."""
-    first, *rest = name.split(".")
+    first, dot, rest = name.partition(".")
     value: Any = root.get(first)
-    for part in rest if value is not None else ():
-        value = value.get(part) if isinstance(value, dict) else None
+    while dot and value is not None:
+        first, dot, rest = rest.partition(".")
+        value = value.get(first) if isinstance(value, dict) else None
     return value if isinstance(value, str) and not is_cut(value) else ""

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
 
@@ -40,11 +39,11 @@ _RESULT_TYPES = frozenset(
 _ROLES = {"developer": "system", "function": "tool", "ipython": "tool"}
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """One piece: its kind (a role, `role/call`, `role/image`, `tools`, `tokens`) and bytes.
 
-    `complete` is False when the body was cut inside it.
+    `complete` is False when the body was cut inside it. A tuple, since it is made for each
+    message of each prompt and takes half the time of a frozen dataclass.
     """
 
     kind: str

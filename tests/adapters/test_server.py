@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import random
 import socket
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import grpc
@@ -304,6 +305,31 @@ async def test_clients_that_leave_at_any_moment_leave_no_stream_behind(serving):
         assert run.log.errors == []
 
 
+async def test_thousands_of_streams_cancelled_at_random_leave_nothing_behind(serving):
+    chance = random.Random(7)
+    async with serving(max_streams=10_000) as run:
+
+        async def visit():
+            call = run.process()
+            with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+                await call.write(bytes(headers()))
+                if chance.random() < 0.5:
+                    await asyncio.wait_for(call.read(), LIMIT_S)
+                if chance.random() < 0.7:
+                    await call.write(bytes(body(BODY)))
+                    if chance.random() < 0.5:
+                        await asyncio.wait_for(call.read(), LIMIT_S)
+            call.cancel()
+
+        for _ in range(20):
+            await asyncio.gather(*(visit() for _ in range(100)))
+        await run.exchange(headers(), body(BODY))
+
+        assert run.log.opened == run.log.closed > 1_500
+        assert run.server.streams == 0
+        assert run.log.errors == []
+
+
 async def test_the_access_log_is_served_beside(serving):
     async with serving() as run:
         await run.exchange(headers(), body(BODY))
@@ -348,6 +374,36 @@ async def test_health_follows_readiness_and_liveness_does_not(serving):
         await run.server.set_serving(serving=False)
         assert await status("") == answer.NOT_SERVING
         assert await status(LIVENESS) == answer.SERVING
+
+
+async def test_a_watch_of_health_is_told_of_every_change(serving):
+    async with serving() as run:
+        answer = health_pb2.HealthCheckResponse
+        watch = health_pb2_grpc.HealthStub(run.channel).Watch
+        call = watch(health_pb2.HealthCheckRequest(service=READINESS))
+        unknown = watch(health_pb2.HealthCheckRequest(service="nobody"))
+        async with asyncio.timeout(LIMIT_S):
+            seen = [(await call.read()).status]
+            for serving_now in (True, False):
+                await run.server.set_serving(serving=serving_now)
+                seen.append((await call.read()).status)
+            assert (await unknown.read()).status == answer.SERVICE_UNKNOWN
+
+        assert seen == [answer.NOT_SERVING, answer.SERVING, answer.NOT_SERVING]
+        call.cancel()
+        unknown.cancel()
+
+
+async def test_health_of_a_name_nobody_knows_and_unknown_methods_are_errors(serving):
+    async with serving() as run:
+        check = health_pb2_grpc.HealthStub(run.channel).Check
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await check(health_pb2.HealthCheckRequest(service="nobody"), timeout=LIMIT_S)
+        with pytest.raises(grpc.aio.AioRpcError) as missing:
+            await run.channel.unary_unary("/no.Such/Method")(b"", timeout=LIMIT_S)
+
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        assert missing.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_stopping_lets_a_running_stream_end(serving):

@@ -249,12 +249,15 @@ async def run_gateway(
         yield Gateway(url, session, service, envoy, running, tuple(members))
 
 
-@pytest.fixture(scope="session")
-def start_gateway(tmp_path_factory):
+@pytest.fixture(scope="session", params=["h2", "grpc"])
+def start_gateway(request, tmp_path_factory):
     """Start a gateway: `async with start_gateway(standins=3, …) as gateway`."""
 
-    def start(**options):
-        return run_gateway(tmp_path_factory.mktemp("gw"), **options)
+    def start(*, sections=None, **options):
+        sections = sections or {}
+        listen = {"transport": request.param, **sections.get("listen", {})}
+        sections = {**sections, "listen": listen}
+        return run_gateway(tmp_path_factory.mktemp("gw"), sections=sections, **options)
 
     return start
 
