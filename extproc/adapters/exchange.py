@@ -7,7 +7,7 @@ has body bytes that only our echo would bring back: then the stream fails loudly
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, NamedTuple, Protocol, assert_never
 
 from extproc.adapters.wire import PROCESSOR_SERVICE, decode, encode
 from extproc.core.errors import ExtprocError
@@ -99,8 +99,7 @@ class Sink:
     answer: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """One message for Envoy; `decides`: it carries the decision."""
 
     data: bytes

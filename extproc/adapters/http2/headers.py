@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -174,16 +175,20 @@ def opening(stream_id: int) -> bytes:
 
 def closing(stream_id: int, status: int, text: str, *, begun: bool) -> bytes:
     """Write the frame that ends a call: trailers, or headers that are also trailers."""
-    fields = _literal(b"grpc-status", str(status).encode())
-    if text:
-        fields += _literal(b"grpc-message", quote(text).encode()[:127])
-    block = fields if begun else _OPENING + fields
-    return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, block)
+    return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, _closing_block(status, text, begun))
 
 
 def refusing(stream_id: int, refusal: int) -> bytes:
     """Write the frame that answers a request that is no gRPC call with an HTTP status."""
     return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, _NOT_A_CALL[refusal])
+
+
+@lru_cache(maxsize=64)
+def _closing_block(status: int, text: str, begun: bool) -> bytes:
+    fields = _literal(b"grpc-status", str(status).encode())
+    if text:
+        fields += _literal(b"grpc-message", quote(text).encode()[:127])
+    return fields if begun else _OPENING + fields
 
 
 def _literal(name: bytes, value: bytes) -> bytes:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from extproc.adapters.http2.stream import Call, Stream
 
 _MAX_CONNECTIONS = 1_024
-# Messages not yet whole: so many of the longest at a time.
+# Messages not yet whole, and answers not yet taken: at least four of the longest.
+_HELD_BYTES = 512 * 1024 * 1024
 _LONGEST_HELD = 4
 _GREETING_S = 10.0
 _PROBE_S = 30.0
@@ -50,7 +51,7 @@ class Http2Server:
         self._limits = Limits(
             max_streams=2 * max_streams + 100, max_message_bytes=exchanges.max_message_bytes
         )
-        self._budget = Budget(_LONGEST_HELD * exchanges.max_message_bytes)
+        self._budget = Budget(max(_HELD_BYTES, _LONGEST_HELD * exchanges.max_message_bytes))
         self._sinks = sinks
         self._health = Health()
         self._peers: set[_Peer] = set()
@@ -98,6 +99,8 @@ class Http2Server:
         for peer in list(self._peers):
             peer.abort()
         await self._until_gone(_CLOSING_S)
+        for peer in list(self._peers):
+            peer.cut()
 
     async def _until_gone(self, limit_s: float) -> None:
         """Wait until no connection is left, but not longer than `limit_s`."""
@@ -168,7 +171,7 @@ class _Peer(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         # Who does not read is not read either, so what waits for it does not grow.
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
             self._stall = self._loop.call_later(_STALL_S, self._transport.abort)
 
@@ -197,6 +200,10 @@ class _Peer(asyncio.Protocol):
     def abort(self) -> None:
         if self._connection is not None:
             self._connection.abort()
+
+    def cut(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
     def _expect_greeting(self) -> None:
         if self._connection is None:
