@@ -42,22 +42,13 @@ if TYPE_CHECKING:
 _PATH = "/v1/chat/completions"
 _SIZES = {"1 KB": 1_024, "16 KB": 16_384, "128 KB": 131_072, "1 MB": 1_048_576}
 _ENDPOINTS = 16
+# What the shipped configuration lets Envoy send.
 _HEADERS = {
-    ":authority": "gateway.example:8080",
     ":path": _PATH,
     ":method": "POST",
-    ":scheme": "http",
-    "user-agent": "OpenAI/Python 1.55.0",
-    "accept": "application/json",
-    "accept-encoding": "gzip, deflate",
-    "content-type": "application/json",
     "content-length": "0",
-    "authorization": "Bearer none",
-    "x-forwarded-proto": "http",
-    "x-request-id": "6c4b5c6e-5b7e-4a6f-9a74-1f6a5e2f5a11",
-    "x-stainless-lang": "python",
-    "x-stainless-os": "Linux",
-    "x-stainless-runtime": "CPython",
+    "content-type": "application/json",
+    "x-session-id": "6c4b5c6e-5b7e-4a6f-9a74-1f6a5e2f5a11",
 }
 
 
@@ -208,12 +199,14 @@ class _NoTimer:
 
 
 def _messages(body: bytes) -> tuple[bytes, bytes]:
-    opening = ext_proc_pb2.ProcessingRequest()
+    opening, whole = ext_proc_pb2.ProcessingRequest(), ext_proc_pb2.ProcessingRequest()
     for name, value in (_HEADERS | {"content-length": str(len(body))}).items():
         header = opening.request_headers.headers.headers.add()
         header.key, header.raw_value = name, value.encode()
+    # Envoy sends it with every message, empty.
+    opening.metadata_context.SetInParent()
+    whole.metadata_context.SetInParent()
     opening.protocol_config.request_body_mode = ext_proc_pb2.BUFFERED_PARTIAL
-    whole = ext_proc_pb2.ProcessingRequest()
     whole.request_body.body = body
     whole.request_body.end_of_stream = True
     return opening.SerializeToString(), whole.SerializeToString()

@@ -7,11 +7,12 @@ this is worth its lines: docs/decisions/0003-decoding.md.
 from __future__ import annotations
 
 # Tags: field number and wire type 2 (length-delimited) or 0 (varint).
-_REQUEST_HEADERS, _REQUEST_BODY = b"\x12", b"\x22"
-_CONTENT = b"\x0a"
+_REQUEST_HEADERS, _REQUEST_BODY = 0x12, 0x22
+_CONTENT = 0x0A
 _HEADERS_END, _BODY_END = b"\x18\x01", b"\x10\x01"
 _HEADER, _KEY, _RAW_VALUE = 0x0A, 0x0A, 0x1A
 _MORE = 0x80
+_MAX_SHIFT = 28
 
 Headers = dict[str, str]
 
@@ -31,18 +32,23 @@ def cut_body(data: bytes) -> tuple[bytes, bool, bytes] | None:
     return _cut(data, _REQUEST_BODY, _BODY_END)
 
 
-def _cut(data: bytes, phase: bytes, end_mark: bytes) -> tuple[bytes, bool, bytes] | None:
+def _cut(data: bytes, phase: int, end_mark: bytes) -> tuple[bytes, bool, bytes] | None:
     """Read a message of a phase whose first field is all but an end of stream."""
-    if data[:1] != phase:
+    try:
+        if data[0] != phase:
+            return None
+        size, at = _varint(data, 1)
+        end = at + size
+        if data[at] != _CONTENT:
+            return None
+        size, at = _varint(data, at + 1)
+    except IndexError:
         return None
-    at, end = _length(data, 1)
-    if end > len(data) or data[at : at + 1] != _CONTENT:
+    stop = at + size
+    ends = stop != end
+    if end > len(data) or (ends and data[stop:end] != end_mark):
         return None
-    at, stop = _length(data, at + 1)
-    tail = data[stop:end]
-    if stop > end or tail not in {b"", end_mark}:
-        return None
-    return data[at:stop], bool(tail), data[end:]
+    return data[at:stop], ends, data[end:]
 
 
 def _cut_map(data: bytes) -> Headers | None:
@@ -71,13 +77,15 @@ def _cut_map(data: bytes) -> Headers | None:
     return headers
 
 
-def _length(data: bytes, at: int) -> tuple[int, int]:
-    """Read a varint length; give where its bytes begin and end, out of reach if malformed."""
-    size = shift = 0
-    for byte in data[at : at + 5]:
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Read a length; give where it ends. Raise IndexError where there is none."""
+    value = shift = 0
+    while True:
+        byte = data[at]
         at += 1
-        size |= (byte & ~_MORE) << shift
+        value |= (byte & ~_MORE) << shift
         if byte < _MORE:
-            return at, at + size
+            return value, at
         shift += 7
-    return len(data), len(data) + 1
+        if shift > _MAX_SHIFT:
+            raise IndexError

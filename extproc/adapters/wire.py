@@ -58,8 +58,10 @@ _MODES = {
     pb.GRPC: BodyMode.FULL_DUPLEX_STREAMED,
 }
 _CLIENT_FAULTS = range(400, 500)
-# What Envoy sends with the headers is modes of a few bytes, or it differs each time.
+# What Envoy sends beside headers and body is a few bytes, or it differs each time.
 _MAX_REST_BYTES = 64
+# The library copies a body twice; below this that costs less than reading by hand.
+_LONG_BYTES = 65_536
 
 
 class WireError(ExtprocError):
@@ -68,15 +70,18 @@ class WireError(ExtprocError):
 
 def decode(data: bytes) -> StreamEvent:
     """Read one ProcessingRequest; raise WireError for bytes that are none."""
-    if body := cut_body(data):
+    if len(data) >= _LONG_BYTES and (body := cut_body(data)):
         content, ends, rest = body
-        if not rest:
-            return RequestBody(body=content, end_of_stream=ends)
-    elif (head := cut_headers(data)) and len(head[2]) <= _MAX_REST_BYTES:
+        if len(rest) <= _MAX_REST_BYTES:
+            known, opening = _read_rest(rest)
+            if known:
+                return RequestBody(body=content, end_of_stream=ends, opening=opening)
+    elif head := cut_headers(data):
         headers, ends, rest = head
-        known, opening = _read_rest(rest)
-        if known:
-            return RequestHeaders(headers=headers, end_of_stream=ends, opening=opening)
+        if len(rest) <= _MAX_REST_BYTES:
+            known, opening = _read_rest(rest)
+            if known:
+                return RequestHeaders(headers=headers, end_of_stream=ends, opening=opening)
     return decode_any(data)
 
 
@@ -141,7 +146,7 @@ def encode(action: Continue | EchoBody | Refuse) -> bytes:
 
 @lru_cache(maxsize=64)
 def _read_rest(rest: bytes) -> tuple[bool, Opening | None]:
-    """Read what stands behind the headers; nearly always the same bytes.
+    """Read what stands behind headers or body; nearly always the same bytes.
 
     False when it is more than an opening.
     """

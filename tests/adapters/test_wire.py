@@ -17,6 +17,7 @@ from envoy_data_plane.google.protobuf import ListValue, Struct, Value
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.adapters import wire
 from extproc.adapters.proto import access_log_pb2, ext_proc_pb2
 from extproc.adapters.wire import WireError, decode, decode_any, encode
 from extproc.core.decision import Decision, DecisionId, Reason, RoutingRequest
@@ -253,9 +254,29 @@ def test_bodies_read_by_hand_are_those_the_library_reads(body, end, rest, more):
     _decode_alike(message[: len(message) - len(more)])
 
 
+def test_what_envoy_sends_in_the_default_flow_is_read_by_hand(monkeypatch):
+    monkeypatch.setattr(wire, "decode_any", None)
+    first = b"\x12r\np\n\x1d\n\x05:path\x1a\x14/v1/chat/completions\n\x0f\n\x07:method\x1a\x04POST"
+    first += b"\n\x14\n\x0econtent-length\x1a\x0248\n(\n\x0ccontent-type\x1a\x18application/"
+    first += b"octet-streamB\x00Z\x02\x08\x03"
+    opening = Opening(request_mode=BodyMode.BUFFERED_PARTIAL, response_mode=BodyMode.NONE)
+
+    assert decode(first).opening == opening
+    assert decode(first).headers[":path"] == "/v1/chat/completions"
+    body = b"x" * 70_000
+    assert decode(b'"\xf6\xa2\x04\n\xf0\xa2\x04' + body + b"\x10\x01B\x00") == RequestBody(
+        body=body, end_of_stream=True, opening=Opening()
+    )
+
+
 @given(st.sampled_from([0x12, 0x22]), st.binary(max_size=30))
 def test_broken_messages_read_by_hand_are_those_the_library_reads(tag, data):
     _decode_alike(bytes([tag]) + data)
+
+
+@pytest.fixture(autouse=True)
+def _by_hand_at_any_length(monkeypatch):
+    monkeypatch.setattr(wire, "_LONG_BYTES", 0)
 
 
 def _decode_alike(message):
