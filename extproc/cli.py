@@ -56,10 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace) -> None:
+    from extproc.adapters.allocator import keep_freed_memory  # noqa: PLC0415
     from extproc.app import serve  # noqa: PLC0415
 
     config = load_config(options.config) if options.config else Config()
     _set_up_logging(config.logging.level)
+    keep_freed_memory()
     _run(serve(config))
 
 
