@@ -33,7 +33,7 @@ format: $(STAMP) ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## measure decision time, added latency through Envoy, and memory
+bench: $(STAMP) ## measure decisions, latency and throughput through Envoy, other routers beside, and memory
 	$(BIN)/python -m bench
 
 lock: ## recompute requirements.lock from pyproject.toml

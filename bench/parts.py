@@ -56,7 +56,7 @@ def measure(*, quick: bool) -> list[Figure]:
     """Measure every part at every size."""
     sizes = list(_SIZES.items())[: 1 if quick else None]
     cases = {(label, name): call for label, size in sizes for name, call in _cases(size).items()}
-    times = medians_us(cases, rounds=3 if quick else 21)
+    times = medians_us(cases, rounds=3 if quick else 11)
     return [
         Figure(part=f"parts, {label}", case=name, value=value, unit="µs")
         for (label, name), value in times.items()
