@@ -9,8 +9,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from extproc.adapters.envoy_settings import GatewaySettings
-from extproc.adapters.proto import ext_proc_pb2 as pb
 from extproc.adapters.exchange import ListenError
+from extproc.adapters.proto import ext_proc_pb2 as pb
 from extproc.adapters.wire import PROCESSOR_SERVICE
 from extproc.app import App
 from extproc.config.sections import Config
