@@ -38,7 +38,7 @@ _PATH_BY_KEY = {
 }
 # Documentation addresses (RFC 5737), for a config that names no endpoints.
 EXAMPLE_FLEET = tuple(Endpoint.parse(f"192.0.2.{number}:8000") for number in range(1, 5))
-_TERMS = ("queued", "recompute", "in flight", "crowding")
+_TERMS = ("queued", "recompute", "slowdown", "crowding")
 # Longer conversations are shown by their head and their tail.
 _SHOWN_SEGMENTS = 40
 _SHOWN_CANDIDATES = 20

@@ -120,7 +120,7 @@ def _settings(options: argparse.Namespace, workload: Workload) -> RunSettings:
         prefill_tokens_per_s=options.prefill_rate,
     )
     router = RouterSettings(
-        tuning=Tuning(gamma=options.gamma, phi=options.phi, lambda_tokens=options.lambda_tokens),
+        tuning=Tuning(gamma=options.gamma, gamma_new=options.gamma_new, phi=options.phi),
         block_tokens=workload.block_tokens,
         cache_tokens=options.kv_tokens,
         max_index_blocks=max(1_000_000, options.endpoints * options.kv_tokens),
@@ -157,8 +157,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--add", type=_addition, action="append", default=[], metavar="N@S", help=_ADD_HELP)
     add("--kill", type=_death, action="append", default=[], metavar="I@S", help=_KILL_HELP)
     add("--gamma", type=_weight, default=tuning.gamma, help="weight of recomputing")
+    add("--gamma-new", type=_weight, default=tuning.gamma_new, help="for new conversations")
     add("--phi", type=_weight, default=tuning.phi, help="weight of a new conversation's future")
-    add("--lambda-tokens", type=_weight, default=tuning.lambda_tokens, help="cost of one request")
     add("--limit", type=_count, metavar="N", help="read so many requests of the trace only")
     add("--warmup", type=_weight, default=0.0, metavar="S", help="leave out what is sent before")
     add("--seed", type=int, default=1, metavar="N", help="default: 1")

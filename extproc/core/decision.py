@@ -68,7 +68,7 @@ class Candidate:
 
     `weight` includes slow start; `outstanding_tokens` is uncached prefill routed to it
     and not yet computed; `matched_tokens` the part of this prompt it is believed to hold.
-    `cost` and `terms` (outstanding, recompute, in-flight, crowding) are filled in, in
+    `cost` and `terms` (outstanding, recompute, slowdown, crowding) are filled in, in
     tokens, by policies that compute them.
     """
 
@@ -101,11 +101,6 @@ class Decision:
     def prompt_tokens(self) -> int:
         """Tokens of the whole prompt, estimated."""
         return self.request.prompt_tokens
-
-    @property
-    def model(self) -> str:
-        """The model the client asked for."""
-        return self.request.model
 
     @property
     def destination(self) -> Endpoint:

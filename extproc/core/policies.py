@@ -21,22 +21,29 @@ if TYPE_CHECKING:
 
 # Costs closer than this many tokens are equal: below it, order is rounding.
 _TIE_TOKENS = 1e-6
+# A new conversation takes a busy endpoint for slower by a share of this for each request:
+# so many requests more double the cost. Where few are in flight, their count is chance.
+_DOUBLING_REQUESTS = 5.0
+# What one in-flight request costs where the prompt can't be read, and one too many where a
+# conversation lives: more than so many times the mean, and so many at all.
+_REQUEST_TOKENS = 400.0
+_CROWDED_FACTOR, _CROWDED_FLOOR = 2.0, 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
     """The constants of the rules; design and evidence in docs/routing.md.
 
-    `gamma` weighs recomputing against waiting; `phi` weighs the later work of a new
-    conversation; `lambda_tokens` is what one in-flight request costs; `load_factor` bounds
-    an endpoint's in-flight count to that multiple of the mean in `session` and `prefix`,
-    with `load_floor` below which nobody is moved; `prefix_tokens` is the depth `prefix`
-    hashes at.
+    `gamma` weighs recomputing against waiting for the turns of a live conversation, and
+    `gamma_new` for its first one; `phi` weighs the later work of a new conversation;
+    `load_factor` bounds an endpoint's in-flight count to that multiple of the mean in
+    `session` and `prefix`, with `load_floor` below which nobody is moved; `prefix_tokens`
+    is the depth `prefix` hashes at.
     """
 
-    gamma: float = 4.0
-    phi: float = 8.0
-    lambda_tokens: float = 400.0
+    gamma: float = 6.0
+    gamma_new: float = 3.0
+    phi: float = 4.0
     load_factor: float = 1.25
     load_floor: int = 4
     prefix_tokens: int = 1024
@@ -47,13 +54,15 @@ class View:
     """What a policy may know besides the candidates.
 
     `sequence` counts this router's decisions; `home` is where the conversation lives, None
-    when it is new; `future_tokens` what a new conversation of this tier-1 key still brings.
+    when it is new; `future_tokens` what a new conversation of this tier-1 key still brings;
+    `claimant` the endpoint that joined lately and whose turn it is to take this tier-1 key.
     """
 
     tuning: Tuning
     sequence: int = 0
     home: Endpoint | None = None
     future_tokens: float = 0.0
+    claimant: Endpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +136,20 @@ def prefix(request: RoutingRequest, candidates: Sequence[Candidate], view: View,
 def tiered(request: RoutingRequest, candidates: Sequence[Candidate], view: View, /) -> Ranking:
     """Take the least cost in tokens of prefill: what waits there, and what is computed anew.
 
-    cost = outstanding + gamma x uncached + lambda x inflight, and for a new conversation
-    + phi x future x (inflight / mean inflight - 1); each by the endpoint's weight.
+    A turn of a live conversation: outstanding + gamma x uncached, and + 400 for each
+    request in flight beyond twice the mean + 8, which only a crowd on one prompt reaches.
+    A new conversation: (outstanding + gamma_new x uncached) x (1 + inflight / 5), since it
+    may go where few are, + phi x future x (inflight / mean inflight - 1), since its later
+    turns follow it. Each by the endpoint's weight. At least one block is always computed.
+    The forms that were compared: docs/decisions/0006-load-terms.md.
     """
     if not request.readable and view.home is None:
         return _by_load(candidates, view)
-    new = view.home is None
-    if new:
+    if view.home is None:
         candidates = _settled(candidates)
-    _price(request, candidates, view, new=new)
+        _price_new(request, candidates, view)
+    else:
+        _price_turn(request, candidates, view.tuning.gamma)
     order = sorted(candidates, key=attrgetter("cost"))
     _settle_ties(order, request)
     chosen = order[0]
@@ -158,21 +172,41 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def _price(
-    request: RoutingRequest, candidates: Sequence[Candidate], view: View, *, new: bool
-) -> None:
-    tuning = view.tuning
-    mean = sum([c.inflight for c in candidates]) / sum([c.weight for c in candidates])
-    crowding = tuning.phi * view.future_tokens / mean if new and mean > 0 else 0.0
-    gamma, lambda_tokens, prompt_tokens = tuning.gamma, tuning.lambda_tokens, request.prompt_tokens
+def _price_turn(request: RoutingRequest, candidates: Sequence[Candidate], gamma: float) -> None:
+    crowded = _CROWDED_FACTOR * _mean_inflight(candidates) + _CROWDED_FLOOR
     for c in candidates:
-        weight = c.weight
-        busyness = c.inflight / weight
-        waiting = c.outstanding_tokens / weight
-        recompute = gamma * (prompt_tokens - c.matched_tokens) / weight
-        inflight, crowd = lambda_tokens * busyness, crowding * (busyness - mean)
-        c.terms = (waiting, recompute, inflight, crowd)
-        c.cost = waiting + recompute + inflight + crowd
+        busyness = c.inflight / c.weight
+        waiting = c.outstanding_tokens / c.weight
+        recompute = gamma * _uncached(request, c.matched_tokens) / c.weight
+        crowd = _REQUEST_TOKENS * max(0.0, busyness - crowded)
+        # Among endpoints that hold the same, one token decides for the less busy.
+        c.terms = (waiting, recompute, busyness, crowd)
+        c.cost = waiting + recompute + busyness + crowd
+
+
+def _price_new(request: RoutingRequest, candidates: Sequence[Candidate], view: View) -> None:
+    gamma, mean = view.tuning.gamma_new, _mean_inflight(candidates)
+    crowding = view.tuning.phi * view.future_tokens / mean if mean > 0 else 0.0
+    for c in candidates:
+        known_tokens = c.matched_tokens
+        if c.endpoint == view.claimant:
+            # It computes the instructions once, for all who share them.
+            known_tokens = max(known_tokens, request.tier1_tokens)
+        busyness = c.inflight / c.weight
+        waiting = c.outstanding_tokens / c.weight
+        recompute = gamma * _uncached(request, known_tokens) / c.weight
+        slowdown = (waiting + recompute) * busyness / _DOUBLING_REQUESTS
+        crowd = crowding * (busyness - mean)
+        c.terms = (waiting, recompute, slowdown, crowd)
+        c.cost = waiting + recompute + slowdown + crowd
+
+
+def _uncached(request: RoutingRequest, known_tokens: int) -> int:
+    return max(request.block_tokens, request.prompt_tokens - known_tokens)
+
+
+def _mean_inflight(candidates: Sequence[Candidate]) -> float:
+    return sum([c.inflight for c in candidates]) / sum([c.weight for c in candidates])
 
 
 def _settle_ties(order: list[Candidate], request: RoutingRequest) -> None:
@@ -191,10 +225,10 @@ def _settle_ties(order: list[Candidate], request: RoutingRequest) -> None:
 
 
 def _by_load(candidates: Sequence[Candidate], view: View) -> Ranking:
-    tuning = view.tuning
     for c in candidates:
-        c.terms = (c.outstanding_tokens / c.weight, 0.0, tuning.lambda_tokens * _busyness(c), 0.0)
-        c.cost = sum(c.terms)
+        waiting, slowdown = c.outstanding_tokens / c.weight, _REQUEST_TOKENS * _busyness(c)
+        c.terms = (waiting, 0.0, slowdown, 0.0)
+        c.cost = waiting + slowdown
     turned = _rotated(_settled(candidates), view.sequence)
     return Ranking(sorted(turned, key=lambda c: c.cost), Reason.FALLBACK)
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 # A newcomer starts with this share of its weight, so that it is tried at once.
 _RAMP_START = 0.1
+# It takes over its share of the tier-1 keys one after the other in this time, since each
+# has to be computed there once, and may claim those not seen yet for as long again, x 6.
+_CLAIM_RAMP_S = 40.0
+_CLAIM_S = 7 * _CLAIM_RAMP_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,7 @@ class Pool:
         self._slow_start_s = slow_start_s
         self._members: dict[Endpoint, Member] = {}
         self._ramping_until_s = 0.0
+        self._claiming_until_s = 0.0
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -46,7 +51,7 @@ class Pool:
         known = self._members.get(event.endpoint)
         ramping = known is None or not known.ready
         if ramping:
-            self._ramping_until_s = now_s + self._slow_start_s
+            self._begin_ramp(now_s)
         self._members[event.endpoint] = Member(
             endpoint=event.endpoint,
             weight=event.weight,
@@ -67,7 +72,7 @@ class Pool:
         """Begin the slow start of a member again: its cache is empty."""
         if endpoint in self._members:
             self._members[endpoint] = replace(self._members[endpoint], up_since_s=now_s)
-            self._ramping_until_s = now_s + self._slow_start_s
+            self._begin_ramp(now_s)
 
     def ready(self, subset: frozenset[str] | None = None) -> list[Member]:
         """List the ready members, of `subset` only when one is given."""
@@ -90,3 +95,21 @@ class Pool:
         ]
         furthest = max(shares, default=1.0)
         return [share / furthest for share in shares]
+
+    def newcomers(self, members: list[Member], now_s: float) -> dict[Endpoint, float]:
+        """Give those that joined lately, with the share 0..1 of their keys they may claim.
+
+        Lately is relative to the others: a fleet that starts as a whole has no newcomers.
+        """
+        if now_s >= self._claiming_until_s or not members:
+            return {}
+        settled_s = min(member.up_since_s for member in members) + self._slow_start_s
+        return {
+            member.endpoint: min(1.0, (now_s - member.up_since_s) / _CLAIM_RAMP_S)
+            for member in members
+            if member.up_since_s > settled_s and now_s - member.up_since_s < _CLAIM_S
+        }
+
+    def _begin_ramp(self, now_s: float) -> None:
+        self._ramping_until_s = now_s + self._slow_start_s
+        self._claiming_until_s = now_s + _CLAIM_S

@@ -26,9 +26,13 @@ from extproc.core.load import LoadModel
 from extproc.core.memory import Demand, Home, Sessions
 from extproc.core.policies import POLICIES, Policy, Tuning, View
 from extproc.core.pool import Member, Pool
+from extproc.core.rendezvous import score
 
 if TYPE_CHECKING:
     from extproc.core.endpoint import Endpoint
+
+# Key hashes are 64 bits, evenly spread.
+_KEYS = 2.0**64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +116,7 @@ class Router:
             sequence=self._sequence,
             home=home.endpoint if home else None,
             future_tokens=self._demand.future_tokens(request.tier1),
+            claimant=self._claimant(request, candidates, now_s) if home is None else None,
         )
         self._sequence += 1
         ranking = self._choose(request, candidates, view)
@@ -213,6 +218,19 @@ class Router:
                     )
                 )
         return candidates
+
+    def _claimant(
+        self, request: RoutingRequest, candidates: list[Candidate], now_s: float
+    ) -> Endpoint | None:
+        """Name the newcomer that is this tier-1 key's rendezvous home, once it is its turn.
+
+        Without it, prefixes that fit on the endpoints that hold them would stay there.
+        """
+        newcomers = self._pool.newcomers(self._pool.ready(request.subset), now_s)
+        if not newcomers or request.tier1_tokens < request.block_tokens:
+            return None
+        home = max(candidates, key=lambda c: score(c.endpoint, request.tier1, c.weight)).endpoint
+        return home if request.tier1 < newcomers.get(home, 0.0) * _KEYS else None
 
     def _record(self, event: Routed, now_s: float) -> None:
         for chain in event.chains:

@@ -171,7 +171,9 @@ def priced(tokens, *state, **fields):
         Candidate(endpoint=e, matched_tokens=m, outstanding_tokens=float(o), inflight=float(i))
         for e, m, o, i in state
     ]
-    return tiered(request(tokens, tier1=1, tier2=2), candidates, view(**fields))
+    tier1_tokens = fields.pop("tier1_tokens", 0)
+    asked = request(tokens, tier1=1, tier2=2, tier1_tokens=tier1_tokens)
+    return tiered(asked, candidates, view(**fields))
 
 
 @pytest.mark.parametrize(
@@ -179,19 +181,19 @@ def priced(tokens, *state, **fields):
     [
         pytest.param(
             1000,
-            [(A, 1000, 3500, 0), (B, 0, 0, 0)],
+            [(A, 1000, 5000, 0), (B, 0, 0, 0)],
             {"home": A},
             A,
             Reason.HOME,
-            id="waiting 3,500 tokens is cheaper than 4 x 1,000 anew",
+            id="waiting 5,000 tokens and 6 x 128 is cheaper than 6 x 1,000 anew",
         ),
         pytest.param(
             1000,
-            [(A, 1000, 4500, 0), (B, 0, 0, 0)],
+            [(A, 1000, 5500, 0), (B, 0, 0, 0)],
             {"home": A},
             B,
             Reason.MOVED,
-            id="waiting 4,500 tokens is dearer than 4 x 1,000 anew",
+            id="waiting 5,500 tokens and 6 x 128 is dearer than 6 x 1,000 anew",
         ),
         pytest.param(
             1000,
@@ -199,15 +201,23 @@ def priced(tokens, *state, **fields):
             {"home": A},
             A,
             Reason.HOME,
-            id="9 requests cost 3,600",
+            id="a live conversation stays with 9 requests",
         ),
         pytest.param(
             1000,
-            [(A, 1000, 0, 11), (B, 0, 0, 0)],
+            [(A, 1000, 0, 90), (B, 0, 0, 0), (C, 0, 9, 0)],
             {"home": A},
             B,
             Reason.MOVED,
-            id="11 requests cost 4,400",
+            id="a crowd of 90 is 22 too many and moves it",
+        ),
+        pytest.param(
+            1000,
+            [(A, 1000, 0, 3), (B, 1000, 0, 2)],
+            {"home": A},
+            B,
+            Reason.MATCH,
+            id="of two that hold it all the less busy one is taken",
         ),
         pytest.param(
             1000,
@@ -227,11 +237,19 @@ def priced(tokens, *state, **fields):
         ),
         pytest.param(
             1000,
+            [(A, 600, 0, 9), (B, 200, 0, 1)],
+            {},
+            B,
+            Reason.MOVED,
+            id="3 x 400 at 9 requests is slower than 3 x 800 at 1",
+        ),
+        pytest.param(
+            1000,
             [(A, 1000, 0, 3), (B, 0, 0, 1)],
             {"future_tokens": 1000.0},
             B,
             Reason.MOVED,
-            id="one with a future of 1,000 pays 8 x 1,000 x (3/2 - 1) = 4,000 more than average",
+            id="one with a future of 1,000 pays 4 x 1,000 x (3/2 - 1) = 2,000 more than average",
         ),
         pytest.param(
             1000,
@@ -240,6 +258,14 @@ def priced(tokens, *state, **fields):
             A,
             Reason.HOME,
             id="an old conversation does not pay for the future again",
+        ),
+        pytest.param(
+            1000,
+            [(A, 900, 0, 3), (B, 0, 0, 0)],
+            {"claimant": B, "tier1_tokens": 800},
+            B,
+            Reason.MOVED,
+            id="a newcomer counts as holding the instructions it claims",
         ),
     ],
 )
@@ -253,15 +279,15 @@ def test_the_cost_is_the_sum_of_its_terms():
     chosen = priced(1000, (A, 400, 50, 2), (B, 0, 0, 2), future_tokens=10.0).order[0]
 
     assert chosen.endpoint == A
-    assert chosen.terms == (50, 4 * 600, 2 * 400, 0)
-    assert chosen.cost == 50 + 2400 + 800
+    assert chosen.terms == (50, 3 * 600, (50 + 1800) * 2 / 5, 0)
+    assert chosen.cost == sum(chosen.terms)
 
 
 def test_a_heavier_endpoint_bears_more():
     strong = Candidate(endpoint=A, weight=4.0, inflight=7.0)
     weak = Candidate(endpoint=B, weight=1.0, inflight=2.0)
 
-    assert names(tiered(request(0), [weak, strong], view()))[0] == A
+    assert names(tiered(request(100), [weak, strong], view()))[0] == A
 
 
 def test_cold_prompts_of_one_tier_1_key_share_an_endpoint():

@@ -4,7 +4,7 @@ from extproc.core.endpoint import Endpoint
 from extproc.core.events import EndpointUp
 from extproc.core.pool import Pool
 
-A, B = Endpoint.parse("10.0.0.1:8000"), Endpoint.parse("10.0.0.2:8000")
+A, B, C = (Endpoint.parse(f"10.0.0.{n}:8000") for n in (1, 2, 3))
 
 
 def pool_of(*ups, slow_start_s=10.0):
@@ -80,3 +80,33 @@ def test_a_subset_leaves_only_its_ready_members():
 
     assert [m.endpoint for m in pool.ready(frozenset({B, "10.9.9.9:1"}))] == [B]
     assert pool.ready(frozenset()) == []
+
+
+def newcomers(pool, now_s):
+    return pool.newcomers(pool.ready(), now_s)
+
+
+def test_a_fleet_that_starts_together_has_no_newcomers():
+    assert newcomers(pool_of((A, 0.0), (B, 9.0)), 9.0) == {}
+
+
+def test_a_newcomer_claims_its_keys_one_after_the_other():
+    pool = pool_of((A, 0.0), (B, 100.0))
+
+    assert newcomers(pool, 100.0) == {B: 0.0}
+    assert newcomers(pool, 110.0) == {B: 0.25}
+    assert newcomers(pool, 200.0) == {B: 1.0}
+
+
+def test_a_newcomer_settles():
+    assert newcomers(pool_of((A, 0.0), (B, 100.0)), 500.0) == {}
+
+
+def test_one_that_joined_before_the_last_newcomer_settles_by_its_own_time():
+    pool = pool_of((A, 0.0), (B, 100.0), (C, 300.0))
+
+    assert newcomers(pool, 390.0) == {C: 1.0}
+
+
+def test_nobody_is_a_newcomer_among_none():
+    assert Pool().newcomers([], 0.0) == {}

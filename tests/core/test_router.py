@@ -393,3 +393,40 @@ def test_any_order_of_events_ends_in_a_decision_among_the_ready_or_a_known_error
         assert state.inflight >= 0
         assert state.outstanding_tokens >= 0
         assert state.blocks <= 4
+
+
+def instructed(key, tier2):
+    """A new conversation of one of 60 instruction prefixes, seven blocks of eight."""
+    chain = (*(key * 100 + depth for depth in range(7)), tier2)
+    tier1 = key * (2**64 // 60)
+    return RoutingRequest(
+        chains=(chain,), prompt_tokens=1024, tier1=tier1, tier1_tokens=7 * 128, tier2=tier2
+    )
+
+
+def destinations(router, now_s, tier2):
+    found = []
+    for key in range(60):
+        decision = router.route(instructed(key, tier2 + key), now_s + key)
+        router.apply(Finished(decision_id=decision.decision_id), now_s + key)
+        found.append(decision.destination)
+    return found
+
+
+def test_a_newcomer_takes_over_its_share_of_the_instruction_prefixes():
+    router = router_of(A, B)
+    destinations(router, 0.0, 1_000)
+    before = destinations(router, 100.0, 2_000)
+    router.apply(EndpointUp(endpoint=C), 200.0)
+    after = destinations(router, 250.0, 3_000)
+
+    moved = [key for key in range(60) if after[key] != before[key]]
+    assert all(after[key] == C for key in moved)
+    assert 12 <= len(moved) <= 28
+
+
+def test_prefixes_stay_where_they_are_while_nobody_joins():
+    router = router_of(A, B, C)
+    destinations(router, 0.0, 1_000)
+
+    assert destinations(router, 100.0, 2_000) == destinations(router, 200.0, 3_000)
