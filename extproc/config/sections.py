@@ -166,8 +166,8 @@ class Routing(Section):
 
     policy: Literal["round-robin", "least-request", "session", "prefix", "tiered"] = "tiered"
     gamma: NonNegativeFloat = _TUNING.gamma
+    gamma_new: NonNegativeFloat = _TUNING.gamma_new
     phi: NonNegativeFloat = _TUNING.phi
-    lambda_tokens: NonNegativeFloat = _TUNING.lambda_tokens
     load_factor: Annotated[float, Field(ge=1.0)] = _TUNING.load_factor
     load_floor: NonNegativeInt = _TUNING.load_floor
     prefix_tokens: PositiveInt = _TUNING.prefix_tokens
