@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench lock clean
+.PHONY: help run test check format bench bench-routing lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -35,6 +35,9 @@ format: $(STAMP) ## rewrite the code in the project's format
 
 bench: $(STAMP) ## measure decisions, latency and throughput through Envoy, other routers beside, and memory
 	$(BIN)/python -m bench
+
+bench-routing: $(STAMP) ## simulate the routing rule and its peers; renews docs/routing.md
+	$(BIN)/python -m bench.routing --write
 
 lock: ## recompute requirements.lock from pyproject.toml
 	$(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --allow-unsafe \
