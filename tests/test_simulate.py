@@ -56,7 +56,7 @@ def test_a_gzip_trace_reads_as_the_plain_one(capsys, trace, tmp_path):
 
 def test_the_table_names_what_was_simulated(capsys, trace):
     main(["simulate", str(trace), "--policy", "tiered", "--routers", "4"])
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
 
     assert "small_trace: 8 endpoints, 4 router(s)" in shown
     for row in ("hit rate", "prefill saved", "TTFT p99", "max / mean", "conversations moved"):
