@@ -41,7 +41,7 @@ bench-routing: $(STAMP) ## simulate the routing rule and its peers; renews docs/
 
 lock: ## recompute requirements.lock from pyproject.toml
 	$(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --allow-unsafe \
-		--strip-extras --no-header --extra=dev --extra=envoy --extra=log --extra=plot --output-file=requirements.lock pyproject.toml
+		--no-strip-extras --no-header --extra=dev --extra=envoy --extra=log --extra=plot --output-file=requirements.lock pyproject.toml
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
