@@ -12,6 +12,7 @@ import contextlib
 import json
 import shutil
 import statistics
+import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,7 +68,9 @@ class _Plan:
 def measure(*, quick: bool) -> list[Figure]:
     """Run the comparison; a whole run is kept in bench/results/speed.json."""
     if shutil.which("wrk") is None:
-        print("speed is left out: it needs wrk, the load generator (apt install wrk)")
+        print(
+            "speed is left out: it needs wrk, the load generator (apt install wrk)", file=sys.stderr
+        )
         return []
     plan = _Plan(_SIZES, 3, 2.0, PEERS)
     if quick:
@@ -103,7 +106,7 @@ async def _run(plan: _Plan) -> list[Row]:
         for name in plan.peers:
             peer = await start_peer(cleanup, folder, endpoints, name)
             if peer is None:
-                print(f"{name} is left out: it could not be installed or started")
+                print(f"{name} is left out: it could not be installed or started", file=sys.stderr)
             else:
                 hops.append(peer)
         for size in plan.sizes:
