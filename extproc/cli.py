@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from extproc.core.decision import Decision
     from extproc.core.endpoint import Endpoint
 
-_ERROR, _INTERRUPTED = 2, 130
+_UNHEALTHY, _ERROR, _INTERRUPTED = 1, 2, 130
 _POLICIES: tuple[str, ...] = get_args(Routing.model_fields["policy"].annotation)
 _MAX_PORT = 65_535
 
@@ -59,7 +59,7 @@ def _serve(options: argparse.Namespace) -> None:
     from extproc.adapters.allocator import keep_freed_memory  # noqa: PLC0415
     from extproc.app import serve  # noqa: PLC0415
 
-    config = load_config(options.config) if options.config else Config()
+    config = _load(options)
     _set_up_logging(config.logging.level)
     keep_freed_memory()
     _run(serve(config))
@@ -90,14 +90,31 @@ def _envoy_config(options: argparse.Namespace) -> None:
     from extproc.adapters.envoy_config import bootstrap, filter_snippet, to_yaml  # noqa: PLC0415
     from extproc.settings import gateway_settings  # noqa: PLC0415
 
-    config = load_config(options.config) if options.config else Config()
-    settings = gateway_settings(config, _resolve_endpoints(config))
+    config = _load(options)
+    names = [member.address for member in config.endpoints.static]
+    settings = gateway_settings(config, names if options.names else _resolve_endpoints(config))
+    as_snippet = options.snippet or options.format == "snippet"
     command = "extproc envoy-config"
     command += f" --config {options.config}" if options.config else ""
-    command += " --snippet" if options.snippet else ""
-    print(f"# Made by `{command}`; change the settings, not this file.")
-    text = filter_snippet(settings) if options.snippet else to_yaml(bootstrap(settings))
-    print(text, end="")
+    command += f" --endpoints {options.endpoints}" if options.endpoints else ""
+    command += " --names" if options.names else ""
+    command += " --snippet" if as_snippet else ""
+    text = f"# Made by `{command}`; change the settings, not this file.\n"
+    text += filter_snippet(settings) if as_snippet else to_yaml(bootstrap(settings))
+    if options.output is None:
+        print(text, end="")
+    else:
+        options.output.write_text(text, encoding="utf-8")
+
+
+def _health(options: argparse.Namespace) -> int:
+    from extproc.adapters.probe import probe  # noqa: PLC0415
+
+    problem = probe(options.address, service=options.service)
+    if problem is None:
+        return 0
+    print(f"extproc: {options.address}: {problem}", file=sys.stderr)
+    return _UNHEALTHY
 
 
 def _up(options: argparse.Namespace) -> None:
@@ -138,6 +155,13 @@ def _standin(options: argparse.Namespace) -> None:
     except ValueError as error:
         raise ExtprocError(str(error)) from None
     _run(run_standin(settings, options.host, options.port, on_ready=tell))
+
+
+def _load(options: argparse.Namespace) -> Config:
+    from extproc.engine_urls import with_engines  # noqa: PLC0415
+
+    config = load_config(options.config) if options.config else Config()
+    return with_engines(config, options.endpoints)
 
 
 def _delegate(name: str) -> Callable[[argparse.Namespace], int | None]:
@@ -191,16 +215,36 @@ def _parser() -> argparse.ArgumentParser:
     explain = _add(commands, "explain", "show keys and decision of one request", _explain)
     explain.add_argument("request", type=Path, metavar="REQUEST.json", help=_REQUEST_HELP)
     explain.add_argument("--path", help="HTTP path of the request (default: guessed)")
-    envoy = _add(commands, "envoy-config", "print the Envoy bootstrap", _envoy_config)
-    envoy.add_argument("--snippet", action="store_true", help="only what an existing Envoy needs")
+    envoy = _add_envoy_config(commands)
+    _add_health(commands)
     _add_up(commands)
     _add_standin(commands)
     for command in (serve, explain, envoy):
         command.add_argument("--config", type=Path, metavar="FILE", help="config (YAML)")
+    for command in (serve, envoy):
+        command.add_argument("--endpoints", metavar="URL,URL", help=_ENDPOINTS_HELP)
     for name, text, module in _DELEGATES:
         command = _add(commands, name, text, _delegate(module), add_help=False)
         command.set_defaults(takes_rest=True)
     return parser
+
+
+def _add_envoy_config(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    envoy = _add(commands, "envoy-config", "print the Envoy bootstrap", _envoy_config)
+    form = envoy.add_mutually_exclusive_group()
+    form.add_argument("--format", choices=("bootstrap", "snippet"), help="default: bootstrap")
+    form.add_argument("--snippet", action="store_true", help="as --format snippet")
+    envoy.add_argument("--names", action="store_true", help=_NAMES_HELP)
+    envoy.add_argument("--output", type=Path, metavar="FILE", help="write there, print nothing")
+    return envoy
+
+
+def _add_health(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    health = _add(commands, "health", "exit with 0 if a service is up, else with 1", _health)
+    health.add_argument("address", metavar="ADDRESS", help=_HEALTH_HELP)
+    health.add_argument("--service", default="", help="gRPC health name (default: routing)")
 
 
 def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -247,6 +291,9 @@ def _port(text: str) -> int:
 _DESCRIPTION = "Prompt-cache-aware endpoint choice for Envoy."
 _REQUEST_HELP = "a request body, or an object of path, headers and body"
 _ENDPOINT_HELP = "an engine, http://host:port; give it once for each (default: four stand-ins)"
+_ENDPOINTS_HELP = "the engines, in place of the list in the config"
+_NAMES_HELP = "leave host names of endpoints to Envoy, which resolves them again and again"
+_HEALTH_HELP = "gRPC health at host:port or unix:/path, or a URL to GET"
 _DELEGATES: Iterable[tuple[str, str, str]] = (
     ("demo", "compare round-robin with tiered on a seeded workload", "extproc.demo"),
     ("simulate", "run policies on a trace in virtual time", "extproc.simulate"),

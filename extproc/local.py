@@ -14,21 +14,14 @@ import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from extproc.adapters.envoy_config import bootstrap, to_yaml
 from extproc.adapters.envoy_process import RunningEnvoy, find_envoy, start_envoy
 from extproc.app import App
-from extproc.config.sections import (
-    MAX_UNIX_PATH_BYTES,
-    Config,
-    Endpoints,
-    Gateway,
-    Listen,
-    Member,
-    MetricsSection,
-)
+from extproc.config.addresses import MAX_UNIX_PATH_BYTES
+from extproc.config.sections import Config, Endpoints, Gateway, Listen, Member, MetricsSection
 from extproc.core.errors import ExtprocError
+from extproc.engine_urls import parse_endpoint_url
 from extproc.settings import gateway_settings
 from extproc.standin.server import RunningStandin, start_standin
 from extproc.standin.settings import StandinSettings
@@ -40,7 +33,6 @@ if TYPE_CHECKING:
     from extproc.core.endpoint import Endpoint
 
 _READY_S = 30.0
-_DEFAULT_HTTP_PORT = 80
 # Endpoint and reason columns of the lines `up` prints.
 _ENDPOINT_COLUMNS, _REASON_COLUMNS = 22, 15
 
@@ -134,20 +126,6 @@ async def up(settings: StackSettings, show: Callable[[str], None]) -> None:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-
-
-def parse_endpoint_url(url: str) -> str:
-    """Give `host:port` of `http://host:port`; raise StackError for anything else."""
-    try:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        host, port = parts.hostname, parts.port or _DEFAULT_HTTP_PORT
-    except ValueError:
-        host, port, parts = None, 0, urlsplit("")
-    rest = parts.path.strip("/") or parts.query or parts.fragment or parts.username
-    if parts.scheme != "http" or not host or rest:
-        message = f"--endpoint {url}: should be http://host:port"
-        raise StackError(message)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def describe_decision(decision: Decision) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from extproc.adapters.discovery import DiscoverySettings, Listed
 from extproc.adapters.envoy_settings import GatewaySettings
+from extproc.adapters.log_settings import LogSettings
 from extproc.config import load_members
-from extproc.config.sections import split_address
-from extproc.core.blocks import seed_from
+from extproc.config.addresses import split_address
+from extproc.core.blocks import key_hash, seed_from
 from extproc.core.intake import BYTES_PER_TOKEN, IntakeSettings
 from extproc.core.phases import BodyMode, Observe, StreamSettings
 from extproc.core.policies import Tuning
@@ -20,8 +22,7 @@ from extproc.core.session import SessionRules
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from extproc.config.sections import Config, Intake, Member
-    from extproc.core.endpoint import Endpoint
+    from extproc.config.sections import Config, DecisionLog, Intake, Member
 
 
 def router_settings(config: Config) -> RouterSettings:
@@ -72,8 +73,26 @@ def discovery_settings(config: Config) -> DiscoverySettings:
     )
 
 
-def gateway_settings(config: Config, endpoints: Iterable[Endpoint]) -> GatewaySettings:
-    """Convert what concerns Envoy; `endpoints` are the resolved ones."""
+def log_settings(log: DecisionLog, intake: Intake) -> LogSettings:
+    """Convert the log's section; who hashes otherwise than we do has another stream."""
+    layout = key_hash(seed_from(intake.secret), str(intake.block_bytes).encode())
+
+    def read_password() -> str | None:
+        if log.password_file is not None:
+            return Path(log.password_file).read_text(encoding="utf-8").strip()
+        return os.environ.get(log.password_env) if log.password_env else None
+
+    return LogSettings(
+        url=log.url,
+        stream=f"{log.prefix}:{log.pool}:{layout:016x}",
+        username=log.username,
+        read_password=read_password,
+        ca_file=Path(log.ca_file) if log.ca_file else None,
+    )
+
+
+def gateway_settings(config: Config, endpoints: Iterable[str]) -> GatewaySettings:
+    """Convert what concerns Envoy; `endpoints` are `host:port`, of addresses or of names."""
     gateway, health = config.gateway, config.health
     listen_host, listen_port = split_address(gateway.listen, ephemeral=True)
     admin = split_address(gateway.admin, ephemeral=True) if gateway.admin else None

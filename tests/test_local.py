@@ -13,13 +13,8 @@ import pytest
 
 from extproc.adapters.envoy_process import EnvoyError
 from extproc.config.sections import Config
-from extproc.local import (
-    StackError,
-    StackSettings,
-    example_curl,
-    parse_endpoint_url,
-    run_stack,
-)
+from extproc.engine_urls import EngineUrlError, parse_endpoint_url
+from extproc.local import StackSettings, example_curl, run_stack
 from extproc.standin.server import start_standin
 from extproc.standin.settings import StandinSettings
 
@@ -134,7 +129,7 @@ def test_an_endpoint_url_is_read(url, expected):
     ["", "https://a:1", "http://", "http://a:x", "http://a:1/v1", "http://u@a:1", "http://[a"],
 )
 def test_what_is_no_endpoint_url_is_refused(url):
-    with pytest.raises(StackError, match="should be http://host:port"):
+    with pytest.raises(EngineUrlError, match="should be http://host:port"):
         parse_endpoint_url(url)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from envoy_data_plane.envoy.config.cluster.v3 import (
     Cluster,
     ClusterCommonLbConfig,
     ClusterDiscoveryType,
+    ClusterDnsLookupFamily,
     ClusterLbPolicy,
     LoadBalancingPolicy,
     LoadBalancingPolicyPolicy,
@@ -54,7 +56,7 @@ from extproc.adapters.wire import DECISION_NAMESPACE
 from extproc.core.phases import Observe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from extproc.adapters.envoy_settings import GatewaySettings
 
@@ -72,6 +74,8 @@ _PANIC_PERCENT = 1.0
 # Below the 5 s after which vLLM and SGLang (uvicorn) close an idle connection.
 _ENGINE_IDLE_S = 4.0
 _ROUTER_CONNECT_S = 0.25
+# A replaced container or pod has another address; Envoy's own 5 s are a long time without it.
+_DNS_REFRESH_S = 2.0
 _ROUTER_CHECK_S = 1.0
 # Not 1: a router under full load may answer one check late.
 _ROUTER_UNHEALTHY = 2
@@ -94,7 +98,9 @@ def llm_cluster(settings: GatewaySettings) -> Cluster:
     )
     return Cluster(
         name=LLM_CLUSTER,
-        type=ClusterDiscoveryType.STATIC,
+        type=_discovery(settings.endpoints),
+        dns_refresh_rate=_dns_refresh(settings.endpoints),
+        dns_lookup_family=_dns_family(settings.endpoints),
         connect_timeout=seconds(settings.connect_timeout_s),
         circuit_breakers=_circuit_breakers(),
         common_lb_config=_panic_only_when_all_fail(),
@@ -162,7 +168,7 @@ def seconds(value_s: float) -> timedelta:
     return timedelta(seconds=value_s)
 
 
-def _router_cluster(name: str, routers: Iterable[str]) -> Cluster:
+def _router_cluster(name: str, routers: Sequence[str]) -> Cluster:
     http2 = Http2ProtocolOptions(
         connection_keepalive=KeepaliveSettings(
             interval=seconds(_KEEPALIVE_S), timeout=seconds(_KEEPALIVE_TIMEOUT_S)
@@ -173,7 +179,9 @@ def _router_cluster(name: str, routers: Iterable[str]) -> Cluster:
     )
     return Cluster(
         name=name,
-        type=ClusterDiscoveryType.STATIC,
+        type=_discovery(routers),
+        dns_refresh_rate=_dns_refresh(routers),
+        dns_lookup_family=_dns_family(routers),
         connect_timeout=seconds(_ROUTER_CONNECT_S),
         lb_policy=ClusterLbPolicy.LEAST_REQUEST,
         circuit_breakers=_circuit_breakers(),
@@ -181,6 +189,32 @@ def _router_cluster(name: str, routers: Iterable[str]) -> Cluster:
         typed_extension_protocol_options={_UPSTREAM_OPTIONS: Any.pack(options)},
         load_assignment=_assignment(name, routers),
     )
+
+
+def _discovery(addresses: Iterable[str]) -> ClusterDiscoveryType:
+    """Let Envoy resolve where a host is a name."""
+    named = any(_is_named(text) for text in addresses)
+    return ClusterDiscoveryType.STRICT_DNS if named else ClusterDiscoveryType.STATIC
+
+
+def _dns_refresh(addresses: Iterable[str]) -> timedelta | None:
+    return seconds(_DNS_REFRESH_S) if any(_is_named(text) for text in addresses) else None
+
+
+def _dns_family(addresses: Iterable[str]) -> ClusterDnsLookupFamily:
+    """Take IPv4 where there is both, as the routers do: the two must name the same hosts."""
+    named = any(_is_named(text) for text in addresses)
+    return ClusterDnsLookupFamily.V4_PREFERRED if named else ClusterDnsLookupFamily.AUTO
+
+
+def _is_named(text: str) -> bool:
+    if text.startswith(UNIX_PREFIX):
+        return False
+    try:
+        ipaddress.ip_address(text.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return True
+    return False
 
 
 def _assignment(name: str, addresses: Iterable[str]) -> ClusterLoadAssignment:

@@ -7,13 +7,9 @@ a configuration pays for them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from extproc.core.phases import DESTINATION_HEADER, BodyMode, Observe
 from extproc.core.session import SessionRules
-
-if TYPE_CHECKING:
-    from extproc.core.endpoint import Endpoint
 
 UNIX_PREFIX = "unix:"
 
@@ -22,8 +18,9 @@ UNIX_PREFIX = "unix:"
 class GatewaySettings:
     """One listener for clients, the endpoints behind it, and the routers it asks.
 
-    `routers` are `ip:port`, `[ip]:port` or `unix:/path`, one per router process: Envoy
+    `endpoints` are `host:port`; `routers`, too, or `unix:/path`, one per router process: Envoy
     opens one connection per worker and address, so one shared port would feed one process.
+    A host that is a name makes Envoy resolve it, again and again.
     An `admin_port` of None leaves the admin interface out; port 0 asks for a free one.
 
     `buffer_bytes` is what a router is shown of a body in BUFFERED_PARTIAL mode, and what
@@ -37,7 +34,7 @@ class GatewaySettings:
     listen_port: int = 8080
     admin_host: str = "127.0.0.1"
     admin_port: int | None = 9901
-    endpoints: tuple[Endpoint, ...] = ()
+    endpoints: tuple[str, ...] = ()
     routers: tuple[str, ...] = ("127.0.0.1:9002",)
     body_mode: BodyMode = BodyMode.BUFFERED_PARTIAL
     observe: Observe = Observe.ACCESS_LOG

@@ -42,8 +42,8 @@ class ConfigError(ExtprocError, ValueError):
 def load_config(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     """Read a config file; an empty one gives the defaults. Raise ConfigError.
 
-    Relative `endpoints.file` and `record.file` are taken from the folder of the config file,
-    and `intake.secret_env` is resolved from `environ` (default: the process's) into the secret.
+    Relative file names are taken from the folder of the config file, and `intake.secret_env`
+    is resolved from `environ` (default: the process's) into the secret.
     """
     path = Path(path)
     data = _read_yaml(path)
@@ -51,7 +51,9 @@ def load_config(path: str | Path, environ: Mapping[str, str] | None = None) -> C
         config = Config.model_validate_json(_as_json(path, {} if data is None else data))
     except ValidationError as error:
         raise ConfigError(_describe(path, data, error)) from None
-    config = _resolve_secret(path, config, os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    config = _resolve_secret(path, config, environ)
+    config = _resolve_log(path, config, environ)
     return config.model_copy(
         update={
             name: section.model_copy(update={"file": str(path.parent / section.file)})
@@ -80,6 +82,24 @@ def _resolve_secret(path: Path, config: Config, environ: Mapping[str, str]) -> C
         raise ConfigError([problem])
     intake: Intake = config.intake.model_copy(update={"secret": environ[name]})
     return config.model_copy(update={"intake": intake})
+
+
+def _resolve_log(path: Path, config: Config, environ: Mapping[str, str]) -> Config:
+    log = config.decision_log
+    if log is None:
+        return config
+    if log.password_env is not None and not environ.get(log.password_env):
+        reason = f"environment variable {log.password_env} is not set"
+        raise ConfigError([f"{path}: decision_log.password_env: {reason}"])
+    files = {
+        name: str(path.parent / file)
+        for name, file in (("password_file", log.password_file), ("ca_file", log.ca_file))
+        if file is not None
+    }
+    for name, file in files.items():
+        if not os.access(file, os.R_OK):
+            raise ConfigError([f"{path}: decision_log.{name}: {file} is not readable"])
+    return config.model_copy(update={"decision_log": log.model_copy(update=files)})
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -20,66 +19,12 @@ from pydantic import (
     model_validator,
 )
 
+from extproc.config.addresses import HeaderName, ListenAddress, LogUrl, Target, TcpAddress, UrlPath
 from extproc.core.policies import Tuning
 from extproc.core.router import RouterSettings
 
-_MAX_PORT = 65_535
-_UNIX = "unix:"
-# Linux limits a socket path to 107 bytes; other systems to 103.
-MAX_UNIX_PATH_BYTES = 103
 _TUNING = Tuning()
 _ROUTER = RouterSettings()
-
-
-def split_address(text: str, *, ephemeral: bool = False) -> tuple[str, int]:
-    """Split `host:port` (or `[ipv6]:port`), raise ValueError for anything else.
-
-    Port 0 is accepted only when `ephemeral`: a listener may ask for a free port.
-    """
-    host, colon, port = text.strip().rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not host or "/" in host or any(c.isspace() for c in host):
-        message = f"not a host:port: {text[:80]!r}"
-        raise ValueError(message)
-    lowest = 0 if ephemeral else 1
-    if not (port.isascii() and port.isdigit() and lowest <= int(port) <= _MAX_PORT):
-        message = f"no port from {lowest} to {_MAX_PORT} in {text[:80]!r}"
-        raise ValueError(message)
-    return host, int(port)
-
-
-def _check_target(text: str) -> str:
-    split_address(text)
-    return text.strip()
-
-
-def _check_tcp(text: str) -> str:
-    split_address(text, ephemeral=True)
-    return text.strip()
-
-
-def _check_listen(text: str) -> str:
-    if not text.startswith(_UNIX):
-        return _check_tcp(text)
-    path = text.removeprefix(_UNIX)
-    if not path or len(path.encode()) > MAX_UNIX_PATH_BYTES:
-        message = f"a unix socket path has 1 to {MAX_UNIX_PATH_BYTES} bytes"
-        raise ValueError(message)
-    return text
-
-
-def _check_path(text: str) -> str:
-    if not text.startswith("/"):
-        message = "a path starts with '/'"
-        raise ValueError(message)
-    return text
-
-
-Target = Annotated[str, AfterValidator(_check_target)]
-TcpAddress = Annotated[str, AfterValidator(_check_tcp)]
-ListenAddress = Annotated[str, AfterValidator(_check_listen)]
-UrlPath = Annotated[str, AfterValidator(_check_path)]
-HeaderName = Annotated[str, Field(pattern=r"^[a-z0-9!#$%&'*+.^_`|~-]{1,128}$")]
 
 
 class Section(BaseModel):
@@ -96,6 +41,7 @@ class Listen(Section):
     address: ListenAddress = "127.0.0.1:9002"
     transport: Literal["h2", "grpc"] = "h2"
     router_id: str = Field(default="router", min_length=1, max_length=64, pattern=r"^[\w.-]+$")
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
     max_streams: PositiveInt = 10_000
     drain_s: NonNegativeFloat = 10.0
 
@@ -222,6 +168,37 @@ class Record(Section):
     max_bytes: Annotated[int, Field(ge=1_048_576)] = 256 * 1024 * 1024
 
 
+class DecisionLog(Section):
+    """The log that several routers share: a stream for each pool on a Valkey or Redis server.
+
+    `valkeys://` is TLS, checked against `ca_file` or the system's authorities. Routers share
+    what they know if prefix, pool, secret and block size are the same.
+    """
+
+    url: LogUrl
+    username: str | None = Field(default=None, min_length=1, max_length=256)
+    password_file: str | None = Field(default=None, min_length=1)
+    password_env: str | None = Field(default=None, min_length=1)
+    ca_file: str | None = Field(default=None, min_length=1)
+    prefix: str = Field(default="extproc", max_length=128, pattern=r"^[\w.:-]+$")
+    pool: str = Field(default="default", max_length=128, pattern=r"^[\w.-]+$")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_text(cls, value: object) -> object:
+        return {"url": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _be_consistent(self) -> Self:
+        if self.password_file and self.password_env:
+            message = "give password_file or password_env, not both"
+            raise ValueError(message)
+        if self.ca_file and not self.url.startswith(("valkeys:", "rediss:")):
+            message = "ca_file is for valkeys://"
+            raise ValueError(message)
+        return self
+
+
 class Gateway(Section):
     """The Envoy that `extproc envoy-config` describes.
 
@@ -254,4 +231,5 @@ class Config(Section):
     scrape: Scrape = Scrape()
     logging: Logging = Logging()
     record: Record = Record()
+    decision_log: DecisionLog | None = None
     gateway: Gateway = Gateway()
