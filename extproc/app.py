@@ -6,6 +6,8 @@ Events flow one way: discovery -> health checks -> router, with the scraper besi
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import logging
 import signal
 import time
@@ -20,30 +22,36 @@ from extproc.adapters.metrics import Metrics
 from extproc.adapters.record import Recorder
 from extproc.adapters.scrape import Scraper, ScrapeSettings
 from extproc.adapters.server import ExtProcServer, ServerSettings
-from extproc.config.sections import split_address
+from extproc.config.addresses import split_address
+from extproc.core.errors import ExtprocError
 from extproc.core.router import Router
 from extproc.settings import (
     discovery_settings,
     intake_settings,
+    log_settings,
     router_settings,
     stream_settings,
 )
+from extproc.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from extproc.adapters.access_log import Outcome
+    from extproc.adapters.decision_log import DecisionLog
     from extproc.config.sections import Config
     from extproc.core.decision import Decision
     from extproc.core.endpoint import Endpoint
-    from extproc.core.errors import RequestRefusedError
     from extproc.core.events import EndpointDown, EndpointReset, EndpointUp, Observed
+    from extproc.core.peers import Peers
     from extproc.core.router import EndpointView
 
 _LOG = logging.getLogger(__name__)
 # Envoy's health checks of us come every second: so long new streams are still answered.
 _NOTICE_S = 2.0
 _RESTART_S = 1.0
+# A log that takes longer to replay is read on while requests are routed.
+_REPLAY_S = 10.0
+_FLUSH_S = 1.0
 
 
 class App:
@@ -61,9 +69,11 @@ class App:
         # Ids of an earlier life must not release what this one holds.
         router_id = f"{config.listen.router_id}-{time.time_ns() // 1_000_000:x}"
         self.router = Router(router_settings(config), router_id=router_id)
+        self._routing: Router | Peers = self.router
         self.metrics = Metrics(snapshot=self.snapshot, is_ready=self.is_ready)
         self._recorder = self._build_recorder()
-        self._watch = _Watch(
+        self._log = self._join_peers(router_id)
+        self._watch = Watch(
             self.metrics,
             log=config.logging.decisions,
             on_decision=on_decision,
@@ -78,6 +88,7 @@ class App:
         self._changed = asyncio.Event()
         self._serving = False
         self._draining = False
+        self._warm = self._log is None
 
     @property
     def address(self) -> str:
@@ -95,8 +106,9 @@ class App:
         return self._admin.port if self._admin else None
 
     def is_ready(self) -> bool:
-        """Whether requests are routed: an endpoint is ready and we are not draining."""
-        return not self._draining and any(view.ready for view in self.snapshot())
+        """Whether requests are routed: an endpoint is ready, and the log was replayed."""
+        serving = self._warm and not self._draining
+        return serving and any(view.ready for view in self.snapshot())
 
     def snapshot(self) -> Sequence[EndpointView]:
         """Show every endpoint of the pool."""
@@ -108,8 +120,8 @@ class App:
         return self._discovery.known
 
     async def until_ready(self, count: int = 1) -> None:
-        """Wait until so many endpoints are ready, without a limit."""
-        while sum(view.ready for view in self.snapshot()) < count:
+        """Wait until so many endpoints are ready and the log was replayed, without a limit."""
+        while not self._warm or sum(view.ready for view in self.snapshot()) < count:
             await self._changed.wait()
 
     async def start(self) -> None:
@@ -128,6 +140,9 @@ class App:
             self._spawn("health checks", self._health.run)
         if self._scraper:
             self._spawn("scrape", self._scraper.run)
+        if self._log:
+            self._spawn("decision log", self._log.run)
+            self._tasks.append(asyncio.create_task(self._warm_up(self._log)))
 
     async def stop(self, *, grace_s: float | None = None) -> None:
         """Drain: report not serving first, then give open streams the rest of the grace."""
@@ -137,6 +152,10 @@ class App:
         notice_s = min(_NOTICE_S, grace_s / 2)
         await asyncio.sleep(notice_s)
         await self._server.stop(grace_s - notice_s)
+        if self._log and self._log.state().connected:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FLUSH_S):
+                    await self._log.flush()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -145,6 +164,35 @@ class App:
             await self._admin.stop()
         if self._recorder:
             self._recorder.close()
+
+    def _join_peers(self, router_id: str) -> DecisionLog | None:
+        section = self._config.decision_log
+        if section is None:
+            return None
+        try:
+            from extproc.adapters.decision_log import DecisionLog  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            message = f"decision_log needs the module {error.name}: pip install extproc[log]"
+            raise ExtprocError(message) from None
+        log = DecisionLog(
+            log_settings(section, self._config.intake),
+            self.router,
+            router_id=router_id,
+            clock=self._clock,
+            is_known=lambda endpoint: endpoint in self._discovery,
+            registry=self.metrics.registry,
+        )
+        self._routing = log.peers
+        return log
+
+    async def _warm_up(self, log: DecisionLog) -> None:
+        """Let a restarted router know what the log says before it serves, but not for ever."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REPLAY_S):
+                await log.until_warm()
+        self._warm = True
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _build_recorder(self) -> Recorder | None:
         record = self._config.record
@@ -159,14 +207,14 @@ class App:
 
     def _build_server(self) -> ExtProcServer:
         config = self._config
-        log = AccessLog(self.router.apply, self._clock, self._watch.on_finished)
+        log = AccessLog(self._routing.apply, self._clock, self._watch.on_finished)
         return ExtProcServer(
             ServerSettings(
                 address=config.listen.address,
                 transport=config.listen.transport,
                 max_streams=config.listen.max_streams,
             ),
-            router=self.router,
+            router=self._routing,
             intake=intake_settings(config.intake),
             stream=stream_settings(config),
             clock=self._clock,
@@ -192,9 +240,15 @@ class App:
             return None
         host, port = split_address(self._config.metrics.address, ephemeral=True)
         sources = AdminSources(
-            render_metrics=self.metrics.render, is_ready=self.is_ready, snapshot=self.snapshot
+            render_metrics=self.metrics.render,
+            is_ready=self.is_ready,
+            snapshot=self.snapshot,
+            log=self._describe_log if self._log else None,
         )
         return AdminServer(host, port, sources)
+
+    def _describe_log(self) -> dict[str, object]:
+        return dataclasses.asdict(self._log.state()) if self._log else {}
 
     def _on_membership(self, event: EndpointUp | EndpointDown) -> None:
         if self._scraper:
@@ -211,7 +265,7 @@ class App:
         self._changed = asyncio.Event()
 
     def _apply_scrape(self, event: Observed | EndpointReset) -> None:
-        self.router.apply(event, self._clock())
+        self._routing.apply(event, self._clock())
 
     async def _follow_readiness(self) -> None:
         while True:
@@ -224,67 +278,6 @@ class App:
 
     def _spawn(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
         self._tasks.append(asyncio.create_task(_keep_running(name, run), name=name))
-
-
-class _Watch:
-    """The server's observer: counts, logs, and passes decisions on."""
-
-    def __init__(
-        self,
-        metrics: Metrics,
-        *,
-        log: bool,
-        on_decision: Callable[[Decision], None] | None,
-        recorder: Recorder | None,
-    ) -> None:
-        self._metrics = metrics
-        self._log = log
-        self._on_decision = on_decision
-        self._recorder = recorder
-
-    def on_stream_open(self) -> None:
-        self._metrics.open_stream()
-
-    def on_stream_close(self) -> None:
-        self._metrics.close_stream()
-
-    def on_decision(self, decision: Decision, seconds: float) -> None:
-        self._metrics.count_decision(decision, seconds)
-        if self._log:
-            _LOG.info(
-                "decision %s endpoint=%s policy=%s reason=%s matched=%d/%d us=%d",
-                decision.decision_id,
-                decision.destination,
-                decision.policy,
-                decision.reason,
-                decision.matched_tokens,
-                decision.prompt_tokens,
-                seconds * 1e6,
-            )
-        if self._recorder:
-            self._recorder.routed(decision)
-        if self._on_decision:
-            self._on_decision(decision)
-
-    def on_refused(self, error: RequestRefusedError) -> None:
-        self._metrics.count_refusal(error)
-        _LOG.debug("refused: %s", error.code)
-
-    def on_error(self, phase: str, error: Exception) -> None:
-        # The place, not the text: an exception's text may quote the prompt.
-        self._metrics.count_error()
-        _LOG.warning("undecided at %s: %s%s", phase, type(error).__name__, _place(error))
-
-    def on_finished(self, outcome: Outcome) -> None:
-        self._metrics.count_finish(attempts=outcome.attempts, fell_back=outcome.fell_back)
-        if self._recorder and outcome.decision_id is not None:
-            self._recorder.finished(
-                outcome.decision_id,
-                served=outcome.served,
-                status=outcome.status,
-                attempts=outcome.attempts,
-                duration_s=outcome.duration_s,
-            )
 
 
 async def serve(config: Config) -> None:
@@ -310,10 +303,3 @@ async def _keep_running(name: str, run: Callable[[], Awaitable[None]]) -> None:
         except Exception:  # noqa: BLE001 - a part that fails must not take the others along
             _LOG.exception("%s failed; starting again", name)
         await asyncio.sleep(_RESTART_S)
-
-
-def _place(error: Exception) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else ""

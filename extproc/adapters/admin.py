@@ -1,4 +1,4 @@
-"""The pages for people and probes: /metrics, /healthz, /readyz, /debug/endpoints.
+"""The pages for people and probes: /metrics, /healthz, /readyz, /debug/endpoints, /debug/log.
 
 Served apart from Envoy's port and on loopback by default: nothing here is for clients.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from extproc.core.router import EndpointView
 
@@ -26,6 +26,8 @@ class AdminSources:
     render_metrics: Callable[[], bytes]
     is_ready: Callable[[], bool]
     snapshot: Callable[[], Sequence[EndpointView]]
+    log: Callable[[], Mapping[str, object]] | None = None
+    """What is known of the decision log, `connected` and `reason` at least."""
 
 
 class AdminServer:
@@ -44,6 +46,7 @@ class AdminServer:
         app.router.add_get("/healthz", self._alive)
         app.router.add_get("/readyz", self._readiness)
         app.router.add_get("/debug/endpoints", self._endpoints)
+        app.router.add_get("/debug/log", self._log)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
         self._runner = runner
@@ -72,10 +75,19 @@ class AdminServer:
     async def _readiness(self, request: web.Request) -> web.Response:
         del request
         if self._sources.is_ready():
-            return web.Response(text="ready\n")
+            log = self._sources.log() if self._sources.log else {"connected": True}
+            if log["connected"]:
+                return web.Response(text="ready\n")
+            return web.Response(text=f"ready, degraded: decision log: {log['reason']}\n")
         return web.Response(status=503, text="not ready: no endpoint is known, or draining\n")
 
     async def _endpoints(self, request: web.Request) -> web.Response:
         del request
         views = [dataclasses.asdict(view) for view in self._sources.snapshot()]
         return web.json_response({"endpoints": views})
+
+    async def _log(self, request: web.Request) -> web.Response:
+        del request
+        if self._sources.log is None:
+            return web.Response(status=404, text="no decision log is configured\n")
+        return web.json_response(dict(self._sources.log()))

@@ -72,6 +72,9 @@ class Discovery:
         """The endpoints that are listed and resolved."""
         return tuple(self._members)
 
+    def __contains__(self, endpoint: Endpoint) -> bool:
+        return endpoint in self._members
+
     async def start(self) -> None:
         """Read and resolve once, so that the first request finds a pool."""
         await self.read()
