@@ -36,6 +36,7 @@ from extproc.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from multiprocessing.connection import Connection
 
     from extproc.adapters.decision_log import DecisionLog
     from extproc.config.sections import Config
@@ -280,8 +281,11 @@ class App:
         self._tasks.append(asyncio.create_task(_keep_running(name, run), name=name))
 
 
-async def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; raise OSError or ExtprocError at start."""
+async def serve(config: Config, *, supervisor: Connection | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; raise OSError or ExtprocError at start.
+
+    A `supervisor` is told when we listen; that it is gone is as good as SIGTERM.
+    """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -289,10 +293,15 @@ async def serve(config: Config) -> None:
     app = App(config)
     await app.start()
     _LOG.info("listening on %s", app.address)
+    if supervisor:
+        loop.add_reader(supervisor.fileno(), stopping.set)
+        supervisor.send_bytes(b"serving")
     try:
         await stopping.wait()
         _LOG.info("draining for up to %.0f s", config.listen.drain_s)
     finally:
+        if supervisor:
+            loop.remove_reader(supervisor.fileno())
         await app.stop()
 
 

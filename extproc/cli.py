@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import logging
 import os
 import sys
 from pathlib import Path
@@ -17,11 +16,12 @@ from typing import TYPE_CHECKING, get_args
 from rich.console import Console
 
 from extproc.config import load_config
-from extproc.config.sections import Config, Routing
+from extproc.config.sections import MAX_WORKERS, Config, Routing
 from extproc.core.errors import ExtprocError
+from extproc.running import run_loop, set_up_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from extproc.core.decision import Decision
     from extproc.core.endpoint import Endpoint
@@ -56,20 +56,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from extproc.adapters.allocator import keep_freed_memory  # noqa: PLC0415
-    from extproc.app import serve  # noqa: PLC0415
+    from extproc.config.workers import with_workers, worker_configs  # noqa: PLC0415
 
-    config = _load(options)
-    _set_up_logging(config.logging.level)
-    keep_freed_memory()
-    _run(serve(config))
+    configs = worker_configs(with_workers(_load(options), options.workers))
+    set_up_logging(configs[0].logging.level)
+    if len(configs) > 1:
+        from extproc.workers import serve_workers  # noqa: PLC0415
+
+        run_loop(serve_workers(configs))
+    else:
+        from extproc.adapters.allocator import keep_freed_memory  # noqa: PLC0415
+        from extproc.app import serve  # noqa: PLC0415
+
+        keep_freed_memory()
+        run_loop(serve(configs[0]))
 
 
 def _check(options: argparse.Namespace) -> None:
+    from extproc.config.workers import worker_addresses  # noqa: PLC0415
+
     config = load_config(options.file)
     source = config.endpoints.file or f"{len(config.endpoints.static)} listed"
     print(f"{options.file}: ok")
-    print(f"  listen     {config.listen.address}")
+    print(f"  listen     {', '.join(worker_addresses(config))}")
     print(f"  endpoints  {source}, health checks {'on' if config.health.enabled else 'off'}")
     print(f"  policy     {config.routing.policy}")
     print(f"  metrics    {config.metrics.address or 'off'}")
@@ -121,7 +130,7 @@ def _up(options: argparse.Namespace) -> None:
     from extproc.local import StackSettings, describe_decision, up  # noqa: PLC0415
 
     config = load_config(options.config) if options.config else Config()
-    _set_up_logging("warning")
+    set_up_logging("warning")
     console = Console(highlight=False, soft_wrap=True)
 
     def show(line: str) -> None:
@@ -138,7 +147,7 @@ def _up(options: argparse.Namespace) -> None:
         envoy=options.envoy,
         on_decision=show_decision,
     )
-    _run(up(settings, show))
+    run_loop(up(settings, show))
 
 
 def _standin(options: argparse.Namespace) -> None:
@@ -154,7 +163,7 @@ def _standin(options: argparse.Namespace) -> None:
         settings = StandinSettings(**{name: one for name, one in given.items() if one is not None})
     except ValueError as error:
         raise ExtprocError(str(error)) from None
-    _run(run_standin(settings, options.host, options.port, on_ready=tell))
+    run_loop(run_standin(settings, options.host, options.port, on_ready=tell))
 
 
 def _load(options: argparse.Namespace) -> Config:
@@ -191,26 +200,12 @@ def _resolve_endpoints(config: Config) -> tuple[Endpoint, ...]:
     return asyncio.run(resolve())
 
 
-def _run(coroutine: Coroutine[object, object, None]) -> None:
-    try:
-        import uvloop  # noqa: PLC0415 - absent on some systems
-    except ImportError:
-        asyncio.run(coroutine)
-    else:
-        uvloop.run(coroutine)
-
-
-def _set_up_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
-    )
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="extproc", description=_DESCRIPTION, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     serve = _add(commands, "serve", "serve Envoy until SIGTERM, then drain", _serve)
     check = _add(commands, "check", "validate a config file and exit", _check)
+    serve.add_argument("--workers", type=_count, metavar="N", help=_WORKERS_HELP)
     check.add_argument("file", type=Path, metavar="FILE")
     explain = _add(commands, "explain", "show keys and decision of one request", _explain)
     explain.add_argument("request", type=Path, metavar="REQUEST.json", help=_REQUEST_HELP)
@@ -281,6 +276,13 @@ def _add(
     return command
 
 
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_WORKERS):
+        message = f"not a number from 1 to {MAX_WORKERS}: {text}"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)
+
+
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > _MAX_PORT:
         message = f"a port is a number from 0 to {_MAX_PORT}"
@@ -293,6 +295,7 @@ _REQUEST_HELP = "a request body, or an object of path, headers and body"
 _ENDPOINT_HELP = "an engine, http://host:port; give it once for each (default: four stand-ins)"
 _ENDPOINTS_HELP = "the engines, in place of the list in the config"
 _NAMES_HELP = "leave host names of endpoints to Envoy, which resolves them again and again"
+_WORKERS_HELP = "processes that serve, at the listen address and those after it"
 _HEALTH_HELP = "gRPC health at host:port or unix:/path, or a URL to GET"
 _DELEGATES: Iterable[tuple[str, str, str]] = (
     ("demo", "compare round-robin with tiered on a seeded workload", "extproc.demo"),

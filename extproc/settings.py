@@ -12,6 +12,7 @@ from extproc.adapters.envoy_settings import GatewaySettings
 from extproc.adapters.log_settings import LogSettings
 from extproc.config import load_members
 from extproc.config.addresses import split_address
+from extproc.config.workers import worker_addresses
 from extproc.core.blocks import key_hash, seed_from
 from extproc.core.intake import BYTES_PER_TOKEN, IntakeSettings
 from extproc.core.phases import BodyMode, Observe, StreamSettings
@@ -104,7 +105,7 @@ def gateway_settings(config: Config, endpoints: Iterable[str]) -> GatewaySetting
         admin_host=admin[0] if admin else listen_host,
         admin_port=admin[1] if admin else None,
         endpoints=tuple(endpoints),
-        routers=gateway.routers or (config.listen.address,),
+        routers=gateway.routers or worker_addresses(config),
         body_mode=BodyMode(config.stream.body_mode),
         observe=Observe(config.stream.observe),
         max_body_bytes=config.stream.max_body_bytes,

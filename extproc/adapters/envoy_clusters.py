@@ -16,6 +16,7 @@ from envoy_data_plane.envoy.config.cluster.v3 import (
     ClusterLbPolicy,
     LoadBalancingPolicy,
     LoadBalancingPolicyPolicy,
+    OutlierDetection,
 )
 from envoy_data_plane.envoy.config.core.v3 import (
     Address,
@@ -79,6 +80,10 @@ _DNS_REFRESH_S = 2.0
 _ROUTER_CHECK_S = 1.0
 # Not 1: a router under full load may answer one check late.
 _ROUTER_UNHEALTHY = 2
+# A dead router fails at once, and each failure is a request routed without its prefix.
+_ROUTER_FAILURES = 3
+_ROUTER_EJECTION_S = 2.0
+_ROUTER_EJECTED_PERCENT = 50
 _KEEPALIVE_S = 10.0
 _KEEPALIVE_TIMEOUT_S = 2.0
 
@@ -186,8 +191,20 @@ def _router_cluster(name: str, routers: Sequence[str]) -> Cluster:
         lb_policy=ClusterLbPolicy.LEAST_REQUEST,
         circuit_breakers=_circuit_breakers(),
         common_lb_config=_panic_only_when_all_fail(),
+        outlier_detection=_avoid_failing_routers(),
         typed_extension_protocol_options={_UPSTREAM_OPTIONS: Any.pack(options)},
         load_assignment=_assignment(name, routers),
+    )
+
+
+def _avoid_failing_routers() -> OutlierDetection:
+    """Leave out for a while what fails between two health checks; a lone router stays in use."""
+    return OutlierDetection(
+        consecutive_gateway_failure=_ROUTER_FAILURES,
+        enforcing_consecutive_gateway_failure=100,
+        interval=seconds(_ROUTER_CHECK_S),
+        base_ejection_time=seconds(_ROUTER_EJECTION_S),
+        max_ejection_percent=_ROUTER_EJECTED_PERCENT,
     )
 
 

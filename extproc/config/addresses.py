@@ -43,7 +43,8 @@ def _check_tcp(text: str) -> str:
     return text.strip()
 
 
-def _check_listen(text: str) -> str:
+def check_listen_address(text: str) -> str:
+    """Give `host:port` or `unix:/path` as it is; raise ValueError for anything else."""
     if not text.startswith(_UNIX):
         return _check_tcp(text)
     path = text.removeprefix(_UNIX)
@@ -78,7 +79,7 @@ def _check_path(text: str) -> str:
 
 Target = Annotated[str, AfterValidator(_check_target)]
 TcpAddress = Annotated[str, AfterValidator(_check_tcp)]
-ListenAddress = Annotated[str, AfterValidator(_check_listen)]
+ListenAddress = Annotated[str, AfterValidator(check_listen_address)]
 LogUrl = Annotated[str, AfterValidator(_check_log_url)]
 UrlPath = Annotated[str, AfterValidator(_check_path)]
 HeaderName = Annotated[str, Field(pattern=r"^[a-z0-9!#$%&'*+.^_`|~-]{1,128}$")]

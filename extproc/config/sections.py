@@ -25,6 +25,10 @@ from extproc.core.router import RouterSettings
 
 _TUNING = Tuning()
 _ROUTER = RouterSettings()
+MAX_WORKERS = 64
+WORKERS_NEED_LOG = (
+    "several workers need decision_log: alone, each would know only what it decided itself"
+)
 
 
 class Section(BaseModel):
@@ -36,12 +40,16 @@ class Section(BaseModel):
 
 
 class Listen(Section):
-    """Where the router serves Envoy, and how it ends."""
+    """Where the router serves Envoy, and how it ends.
+
+    Of several `workers` on this host the second listens at the next port (or `unix:/path.1`),
+    and so on; so do their metrics.
+    """
 
     address: ListenAddress = "127.0.0.1:9002"
     transport: Literal["h2", "grpc"] = "h2"
     router_id: str = Field(default="router", min_length=1, max_length=64, pattern=r"^[\w.-]+$")
-    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
     max_streams: PositiveInt = 10_000
     drain_s: NonNegativeFloat = 10.0
 
@@ -202,7 +210,7 @@ class DecisionLog(Section):
 class Gateway(Section):
     """The Envoy that `extproc envoy-config` describes.
 
-    `routers` lists every router process as Envoy reaches it; left out, this one's address.
+    `routers` lists every router process as Envoy reaches it; left out, the workers here.
     """
 
     listen: TcpAddress = "127.0.0.1:8080"
@@ -233,3 +241,9 @@ class Config(Section):
     record: Record = Record()
     decision_log: DecisionLog | None = None
     gateway: Gateway = Gateway()
+
+    @model_validator(mode="after")
+    def _let_workers_share(self) -> Self:
+        if self.listen.workers > 1 and self.decision_log is None:
+            raise ValueError(WORKERS_NEED_LOG)
+        return self
