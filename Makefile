@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench bench-routing lock clean
+.PHONY: help run test check format bench bench-routing bench-routers lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -38,6 +38,9 @@ bench: $(STAMP) ## measure decisions, latency and throughput through Envoy, othe
 
 bench-routing: $(STAMP) ## simulate the routing rule and its peers; renews docs/routing.md
 	$(BIN)/python -m bench.routing --write
+
+bench-routers: $(STAMP) ## several routers with and without the decision log, real Envoy and Valkey, faults
+	$(BIN)/python -m bench.routers --write
 
 lock: ## recompute requirements.lock from pyproject.toml
 	$(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --allow-unsafe \

@@ -82,6 +82,8 @@ class Answer:
     prompt_tokens: int
     cached_tokens: int
     ttft_s: float
+    ended_s: float
+    """By the monotonic clock."""
 
 
 def write_scripts(workload: Workload, seed: int) -> list[Script]:
@@ -104,9 +106,14 @@ async def converse(
     scripts: Sequence[Script],
     *,
     seed: int,
+    limit_s: float = _TOTAL_LIMIT_S,
     on_answer: Callable[[], None] = lambda: None,
+    on_failure: Callable[[ConversationError], None] | None = None,
 ) -> list[Answer]:
-    """Hold all conversations at `url`, a base URL; ConversationError for the first that fails."""
+    """Hold all conversations at `url`, a base URL; ConversationError for the first that fails.
+
+    With `on_failure` that is told the error, the failed conversation ends and the others go on.
+    """
     chance = random.Random(seed)  # noqa: S311 - a workload, no secret
     answers: list[Answer] = []
     waiting = [(script, _open(script)) for script in scripts]
@@ -116,7 +123,13 @@ async def converse(
             script, messages = waiting.pop(chance.randrange(len(waiting)))
             said = len(messages) // 2
             messages.append({"role": "user", "content": script.turns[said]})
-            answer = await _ask(session, messages, workload.answer_tokens)
+            try:
+                answer = await _ask(session, messages, workload.answer_tokens)
+            except ConversationError as error:
+                if on_failure is None:
+                    raise
+                on_failure(error)
+                continue
             messages.append({"role": "assistant", "content": answer.text})
             answers.append(answer)
             on_answer()
@@ -126,7 +139,7 @@ async def converse(
     timeout = aiohttp.ClientTimeout(total=_REQUEST_LIMIT_S)
     try:
         async with (
-            asyncio.timeout(_TOTAL_LIMIT_S),
+            asyncio.timeout(limit_s),
             aiohttp.ClientSession(url, timeout=timeout) as session,
             asyncio.TaskGroup() as clients,
         ):
@@ -135,7 +148,7 @@ async def converse(
     except* ConversationError as failures:
         raise failures.exceptions[0] from None
     except* TimeoutError:
-        message = f"the conversations took more than {_TOTAL_LIMIT_S:.0f} s"
+        message = f"the conversations took more than {limit_s:.0f} s"
         raise ConversationError(message) from None
     return answers
 
@@ -183,6 +196,7 @@ async def _read_answer(response: aiohttp.ClientResponse, began_s: float) -> Answ
         prompt_tokens=usage["prompt_tokens"],
         cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
         ttft_s=ttft_s,
+        ended_s=time.monotonic(),
     )
 
 

@@ -36,6 +36,7 @@ def answer(*, ttft_s=0.1, endpoint="10.0.0.1:80", prompt_tokens=100, cached_toke
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         ttft_s=ttft_s,
+        ended_s=0.0,
     )
 
 

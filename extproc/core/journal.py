@@ -37,6 +37,8 @@ _KEYS = Struct("<QQ")
 _MAX_BLOCKS = 1 << 16
 _MAX_CHAINS = 4_096
 # Numbers of fewer digits fit in 64 bits.
+# Those of many fleets; read again and again, in every batch.
+_MAX_ENDPOINTS = 4_096
 _MAX_DIGITS = 19
 # A chain of 200 blocks has 1.6 KB: 4 MB for some 2,500 such conversations.
 _MAX_KNOWN_BLOCKS = 500_000
@@ -76,6 +78,7 @@ class Journal:
         self._whole_s = whole_s
         self._known: OrderedDict[KeyHash, _Known] = OrderedDict()
         self._known_bytes = 0
+        self._endpoints: dict[str, Endpoint] = {}
 
     @property
     def known_blocks(self) -> int:
@@ -135,7 +138,7 @@ class Journal:
             message = f"version {version} of the log's encoding, not {VERSION}"
             raise JournalError(message)
         router_id, sequence = reader.text(), reader.number()
-        endpoints = [Endpoint.parse(reader.text()) for _ in range(reader.count(2 * MAX_EVENTS))]
+        endpoints = [self._parse(reader.text()) for _ in range(reader.count(2 * MAX_EVENTS))]
         prefix = f"{router_id}-"
         count, unknown = reader.count(MAX_EVENTS), 0
         events: list[Shared] = []
@@ -160,6 +163,15 @@ class Journal:
                 raise JournalError(message)
         reader.end()
         return Batch(router_id=router_id, sequence=sequence, events=tuple(events), unknown=unknown)
+
+    def _parse(self, text: str) -> Endpoint:
+        endpoint = self._endpoints.get(text)
+        if endpoint is None:
+            endpoint = Endpoint.parse(text)
+            if len(self._endpoints) >= _MAX_ENDPOINTS:
+                self._endpoints.clear()
+            self._endpoints[text] = endpoint
+        return endpoint
 
     def _put_routed(self, out: bytearray, event: Routed, endpoint: int, now_s: float) -> None:
         put_number(out, endpoint)
