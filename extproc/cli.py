@@ -157,7 +157,7 @@ def _standin(options: argparse.Namespace) -> None:
     def tell(standin: RunningStandin) -> None:
         print(f"stand-in engine at {standin.url}", flush=True)
 
-    names = ("model", "prefill_tokens_per_s", "decode_tokens_per_s", "cache_tokens")
+    names = ("model", "engine", "prefill_tokens_per_s", "decode_tokens_per_s", "cache_tokens")
     given = {name: getattr(options, name) for name in names}
     try:
         settings = StandinSettings(**{name: one for name, one in given.items() if one is not None})
@@ -256,6 +256,7 @@ def _add_standin(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     standin.add_argument("--host", default="127.0.0.1")
     standin.add_argument("--port", type=_port, default=0, help="default: a free one")
     standin.add_argument("--model", help="the model it serves")
+    standin.add_argument("--dialect", dest="engine", metavar="NAME", help=_DIALECT_HELP)
     standin.add_argument("--prefill-tokens-per-s", type=float, metavar="RATE")
     standin.add_argument("--decode-tokens-per-s", type=float, metavar="RATE")
     standin.add_argument("--cache-tokens", type=int, metavar="N", help="size of its prefix cache")
@@ -296,6 +297,7 @@ _ENDPOINT_HELP = "an engine, http://host:port; give it once for each (default: f
 _ENDPOINTS_HELP = "the engines, in place of the list in the config"
 _NAMES_HELP = "leave host names of endpoints to Envoy, which resolves them again and again"
 _WORKERS_HELP = "processes that serve, at the listen address and those after it"
+_DIALECT_HELP = "the engine it passes for: vllm (default), sglang or trtllm"
 _HEALTH_HELP = "gRPC health at host:port or unix:/path, or a URL to GET"
 _DELEGATES: Iterable[tuple[str, str, str]] = (
     ("demo", "compare round-robin with tiered on a seeded workload", "extproc.demo"),

@@ -158,5 +158,10 @@ _POOL_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float]], ...] = (
         "Prefix blocks the endpoint is believed to hold.",
         lambda view: float(view.blocks),
     ),
+    (
+        "endpoint_held_back",
+        "1 while others are preferred: it refused a request, or what it has does not move.",
+        lambda view: float(view.held_back),
+    ),
     ("endpoint_ready", "1 while the endpoint takes requests.", lambda view: float(view.ready)),
 )

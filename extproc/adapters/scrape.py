@@ -1,208 +1,229 @@
-"""Reads the engines' own metrics (vLLM's names) and tells what they show.
+"""Reads the engines' own metrics, each in its dialect, and tells what they show.
 
-An engine that restarted has lost its cache: seen by a later start time, or by a counter
-that went back. Then an EndpointReset comes before the Observed.
+An engine that restarted has lost its cache: seen by another start time, or by a counter
+that went back. Then an EndpointReset comes before the Observed. What can't be read is not
+told: an endpoint without metrics is routed to like any other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import re
-from collections import defaultdict
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import aiohttp
 
+from extproc.adapters.engines.reading import Reading, restarted
+from extproc.adapters.engines.recognition import (
+    DIALECTS,
+    MODELS_PATH,
+    PAGES,
+    recognise_models,
+    recognise_page,
+)
 from extproc.core.events import EndpointDown, EndpointReset, EndpointUp, Observed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from extproc.adapters.engines.reading import Dialect
     from extproc.core.endpoint import Endpoint
 
 _LOG = logging.getLogger(__name__)
 _MAX_CONCURRENT = 64
-# vLLM's page is about 100 KB for one model; larger than this is no metrics page.
+# The pages of vLLM and SGLang are about 100 KB for one model; this is no metrics page.
 _MAX_PAGE_BYTES = 4 * 1024 * 1024
-# Clocks of process start times have a resolution of 10 ms, read with rounding.
-_SAME_START_S = 1.0
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
-_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+# Scrapes that began together drift apart, so that they do not all come at once for ever.
+_JITTER = 0.1
+# Who could not be recognised is asked again after this many intervals.
+_ASK_AGAIN = 10
+# Gauges that lag are believed this long after the engine last moved.
+_LAG_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrapeSettings:
-    """GET `path` every `interval_s`."""
+    """GET the dialect's page, or `path` instead, of every endpoint each `interval_s`.
 
-    path: str = "/metrics"
+    `dialect` is `auto` (asked of the endpoint itself) or the name of one.
+    """
+
+    dialect: str = "auto"
+    path: str | None = None
     interval_s: float = 1.0
     timeout_s: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """What one metrics page says, summed over its engines; None where it does not say."""
+@dataclass(slots=True)
+class _Engine:
+    """What is known of one endpoint between scrapes."""
 
-    running: int | None = None
-    waiting: int | None = None
-    kv_usage: float | None = None
-    cache_tokens: int | None = None
-    computed_tokens: float | None = None
-    start_time_s: float | None = None
+    dialect: Dialect | None
+    wait: int = 0
+    """Scrapes to leave out before it is asked again who it is."""
+    last: Reading | None = None
+    moved_at_s: float = 0.0
+    """When its counters or gauges last changed."""
 
 
 class Scraper:
     """Follows the pool's membership and reports each member's metrics to `apply`."""
 
     def __init__(
-        self, settings: ScrapeSettings, apply: Callable[[Observed | EndpointReset], None]
+        self,
+        settings: ScrapeSettings,
+        apply: Callable[[Observed | EndpointReset], None],
+        *,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._settings = settings
         self._apply = apply
-        self._last: dict[Endpoint, Reading | None] = {}
+        self._chance = chance
+        self._engines: dict[Endpoint, _Engine] = {}
+        self._changed = asyncio.Event()
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
 
     def update(self, event: EndpointUp | EndpointDown) -> None:
         """Take in what discovery says of the membership."""
         if isinstance(event, EndpointUp):
-            self._last.setdefault(event.endpoint, None)
+            if event.endpoint not in self._engines:
+                self._engines[event.endpoint] = _Engine(DIALECTS.get(self._settings.dialect))
         elif event.gone:
-            self._last.pop(event.endpoint, None)
+            self._engines.pop(event.endpoint, None)
+        self._changed.set()
+
+    def dialect_of(self, endpoint: Endpoint) -> str | None:
+        """Give the dialect an endpoint was found to speak, None while unknown."""
+        engine = self._engines.get(endpoint)
+        return engine.dialect.name if engine and engine.dialect else None
 
     async def run(self) -> None:
-        """Scrape until cancelled."""
+        """Scrape until cancelled, each endpoint at a pace of its own."""
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
         connector = aiohttp.TCPConnector(limit=0)
+        followed: dict[Endpoint, asyncio.Task[None]] = {}
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-            while True:
-                await self.scrape_all(session)
-                await asyncio.sleep(self._settings.interval_s)
+            try:
+                while True:
+                    self._changed.clear()
+                    for endpoint in followed.keys() - self._engines.keys():
+                        followed.pop(endpoint).cancel()
+                    for endpoint in self._engines.keys() - followed.keys():
+                        task = asyncio.create_task(self._follow(session, endpoint))
+                        followed[endpoint] = task
+                    await self._changed.wait()
+            finally:
+                for task in followed.values():
+                    task.cancel()
+                await asyncio.gather(*followed.values(), return_exceptions=True)
 
     async def scrape_all(self, session: aiohttp.ClientSession) -> None:
         """Read every member's page once."""
-        await asyncio.gather(*(self._scrape(session, one) for one in list(self._last)))
+        await asyncio.gather(*(self._scrape(session, one) for one in list(self._engines)))
+
+    async def _follow(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            began_s = loop.time()
+            try:
+                await self._scrape(session, endpoint)
+            except Exception:  # noqa: BLE001 - one odd engine must not end the others' scrapes
+                _LOG.exception("metrics of %s could not be taken in", endpoint)
+            pause_s = self._settings.interval_s * (1.0 + _JITTER * (2.0 * self._chance() - 1.0))
+            await asyncio.sleep(max(0.0, began_s + pause_s - loop.time()))
 
     async def _scrape(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> None:
-        async with self._slots:
-            page = await self._fetch(session, endpoint)
-        if page is None or endpoint not in self._last:
+        engine = self._engines.get(endpoint)
+        if engine is None:
             return
-        reading = read_metrics(page)
-        before, self._last[endpoint] = self._last[endpoint], reading
+        async with self._slots:
+            if engine.dialect is None and not await self._meet(session, endpoint, engine):
+                return
+            asked_s = asyncio.get_running_loop().time()
+            page = await self._fetch(session, endpoint, self._path(engine.dialect))
+        if self._engines.get(endpoint) is engine and page is not None:
+            self._take(endpoint, engine, page, asked_s)
+
+    async def _meet(
+        self, session: aiohttp.ClientSession, endpoint: Endpoint, engine: _Engine
+    ) -> bool:
+        """Find out which dialect an endpoint speaks; False when it is not to be found."""
+        if engine.wait:
+            engine.wait -= 1
+            return False
+        engine.wait = _ASK_AGAIN
+        models = await self._fetch(session, endpoint, MODELS_PATH)
+        engine.dialect = None if models is None else recognise_models(models)
+        paths = (self._settings.path,) if self._settings.path else PAGES
+        for path in paths if engine.dialect is None else ():
+            page = await self._fetch(session, endpoint, path)
+            engine.dialect = None if page is None else recognise_page(page)
+            if engine.dialect is not None:
+                break
+        if engine.dialect is None:
+            _LOG.debug("metrics of %s: no engine that we know", endpoint)
+            return False
+        _LOG.info("endpoint %s speaks %s", endpoint, engine.dialect.name)
+        engine.wait = 0
+        return True
+
+    def _path(self, dialect: Dialect | None) -> str:
+        return self._settings.path or (dialect.path if dialect else MODELS_PATH)
+
+    def _take(self, endpoint: Endpoint, engine: _Engine, page: str, asked_s: float) -> None:
+        if engine.dialect is None:
+            return
+        reading = engine.dialect.read(page)
+        if reading == Reading() and self._settings.dialect == "auto":
+            _LOG.warning("endpoint %s no longer speaks %s", endpoint, engine.dialect.name)
+            engine.dialect, engine.wait = None, 0
+            return
+        now_s = asyncio.get_running_loop().time()
+        before, engine.last = engine.last, reading
+        if reading != before:
+            engine.moved_at_s = now_s
         if before is not None and restarted(before, reading):
             _LOG.warning("endpoint %s restarted: its cache is empty", endpoint)
             self._apply(EndpointReset(endpoint))
-        self._apply(
-            Observed(
-                endpoint=endpoint,
-                running=reading.running,
-                waiting=reading.waiting,
-                kv_usage=reading.kv_usage,
-                cache_tokens=reading.cache_tokens,
-                computed_tokens=reading.computed_tokens,
-            )
-        )
+        if engine.dialect.lags and now_s - engine.moved_at_s > _LAG_S:
+            reading = replace(reading, running=None, waiting=None, kv_usage=None)
+        self._apply(_observed(endpoint, reading, age_s=now_s - asked_s))
 
-    async def _fetch(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> str | None:
-        url = f"http://{endpoint}{self._settings.path}"
+    async def _fetch(
+        self, session: aiohttp.ClientSession, endpoint: Endpoint, path: str
+    ) -> str | None:
+        url = f"http://{endpoint}{path}"
         try:
             async with session.get(url, allow_redirects=False) as response:
                 if response.status != 200:  # noqa: PLR2004 - HTTP's OK
-                    _LOG.debug("metrics of %s: status %d", endpoint, response.status)
+                    _LOG.debug("%s: status %d", url, response.status)
                     return None
                 page = bytearray()
                 async for part in response.content.iter_any():
                     page += part
                     if len(page) > _MAX_PAGE_BYTES:
-                        _LOG.warning("metrics of %s: more than %d bytes", endpoint, _MAX_PAGE_BYTES)
+                        _LOG.warning("%s: more than %d bytes", url, _MAX_PAGE_BYTES)
                         return None
                 return page.decode("utf-8", "replace")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            _LOG.debug("metrics of %s: %s", endpoint, type(error).__name__)
+            _LOG.debug("%s: %s", url, type(error).__name__)
             return None
 
 
-def restarted(before: Reading, after: Reading) -> bool:
-    """Tell whether the process behind an endpoint is another one than before."""
-    if before.start_time_s is not None and after.start_time_s is not None:
-        return abs(after.start_time_s - before.start_time_s) > _SAME_START_S
-    if before.computed_tokens is not None and after.computed_tokens is not None:
-        return after.computed_tokens < before.computed_tokens
-    return False
-
-
-def read_metrics(page: str) -> Reading:
-    """Read a page in the Prometheus text format; lines that are no samples are skipped."""
-    samples: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
-    for line in page.splitlines():
-        found = None if line.startswith("#") else _SAMPLE.match(line)
-        if found is None or found[1] not in _NAMES:
-            continue
-        value = _number(found[3])
-        if value is not None:
-            samples[found[1]].append((found[2] or "", value))
-    usage = [value for _, value in samples["vllm:kv_cache_usage_perc"]]
-    starts = [value for _, value in samples["process_start_time_seconds"]]
-    return Reading(
-        running=_count(samples["vllm:num_requests_running"]),
-        waiting=_count(samples["vllm:num_requests_waiting"]),
-        kv_usage=min(1.0, max(0.0, sum(usage) / len(usage))) if usage else None,
-        cache_tokens=_capacity(samples["vllm:cache_config_info"]),
-        computed_tokens=_computed(samples),
-        start_time_s=max(starts) if starts else None,
+def _observed(endpoint: Endpoint, reading: Reading, *, age_s: float) -> Observed:
+    return Observed(
+        endpoint=endpoint,
+        running=reading.running,
+        waiting=reading.waiting,
+        kv_usage=reading.kv_usage,
+        cache_tokens=reading.cache_tokens,
+        computed_tokens=reading.computed_tokens,
+        block_tokens=reading.block_tokens,
+        prefix_queries=reading.prefix_queries,
+        prefix_hits=reading.prefix_hits,
+        progress=reading.progress,
+        start_time_s=reading.start_time_s,
+        age_s=age_s,
     )
-
-
-_QUERIES, _HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
-_BY_SOURCE = "vllm:prompt_tokens_by_source_total"
-_NAMES = frozenset(
-    {
-        "vllm:num_requests_running",
-        "vllm:num_requests_waiting",
-        "vllm:kv_cache_usage_perc",
-        "vllm:cache_config_info",
-        "process_start_time_seconds",
-        _BY_SOURCE,
-        _QUERIES,
-        _HITS,
-    }
-)
-
-
-def _computed(samples: dict[str, list[tuple[str, float]]]) -> float | None:
-    by_source = [
-        value
-        for labels, value in samples[_BY_SOURCE]
-        if dict(_LABEL.findall(labels)).get("source") == "local_compute"
-    ]
-    if by_source:
-        return sum(by_source)
-    if not samples[_QUERIES] or not samples[_HITS]:
-        return None
-    looked_up = sum(value for _, value in samples[_QUERIES])
-    return max(0.0, looked_up - sum(value for _, value in samples[_HITS]))
-
-
-def _capacity(samples: list[tuple[str, float]]) -> int | None:
-    tokens = 0
-    for labels, _ in samples:
-        label = dict(_LABEL.findall(labels))
-        blocks, size = label.get("num_gpu_blocks", ""), label.get("block_size", "")
-        if blocks.isascii() and blocks.isdigit() and size.isascii() and size.isdigit():
-            tokens += int(blocks[:12]) * int(size[:12])
-    return tokens or None
-
-
-def _count(samples: list[tuple[str, float]]) -> int | None:
-    return max(0, int(sum(value for _, value in samples))) if samples else None
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

@@ -134,6 +134,7 @@ class Routing(Section):
     lease_ttl_s: PositiveFloat = _ROUTER.lease_ttl_s
     max_leases: PositiveInt = _ROUTER.max_leases
     slow_start_s: NonNegativeFloat = _ROUTER.slow_start_s
+    suspect_s: NonNegativeFloat = _ROUTER.suspect_s
     fallbacks: NonNegativeInt = _ROUTER.fallbacks
 
 
@@ -154,10 +155,14 @@ class MetricsSection(Section):
 
 
 class Scrape(Section):
-    """Reading of the engines' own metrics."""
+    """Reading of the engines' own metrics, each in its dialect, which `auto` asks of them.
+
+    `path` replaces the dialect's own page.
+    """
 
     enabled: bool = True
-    path: UrlPath = "/metrics"
+    dialect: Literal["auto", "vllm", "sglang", "trtllm"] = "auto"
+    path: UrlPath | None = None
     interval_s: PositiveFloat = 1.0
     timeout_s: PositiveFloat = 1.0
 

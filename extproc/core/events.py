@@ -72,8 +72,11 @@ class EndpointReset:
 class Observed:
     """What a scrape of the engine's metrics showed; None where the engine does not say.
 
-    `kv_usage` is a share 0..1; `cache_tokens` the capacity of its prefix cache;
-    `computed_tokens` a counter of prompt tokens computed since the engine's start.
+    `kv_usage` is a share 0..1; `cache_tokens` the capacity of its prefix cache and
+    `block_tokens` the size of its blocks; `computed_tokens`, `prefix_queries` and
+    `prefix_hits` count prompt tokens since the engine's start (`start_time_s`, Unix time);
+    `progress` is a counter that stands still only while the engine computes nothing.
+    `age_s`: so long ago, at most, all of this was so.
     """
 
     endpoint: Endpoint
@@ -82,6 +85,12 @@ class Observed:
     kv_usage: float | None = None
     cache_tokens: int | None = None
     computed_tokens: float | None = None
+    block_tokens: int | None = None
+    prefix_queries: float | None = None
+    prefix_hits: float | None = None
+    progress: float | None = None
+    start_time_s: float | None = None
+    age_s: float = 0.0
 
 
 Event = Routed | FirstByte | Finished | EndpointUp | EndpointDown | EndpointReset | Observed

@@ -22,6 +22,8 @@ _TYPICAL_UNCACHED_TOKENS = 1_000.0
 _LEARN_SHARE = 0.2
 # Above this share of KV memory in use an engine queues or preempts instead of admitting.
 _FULL_KV_USAGE = 0.9
+# An engine that refused for want of room has some again when some of its requests end.
+_REFUSAL_S = 2.0
 # Rates outside are measurement errors: a counter that jumped, an interval near zero.
 _MIN_RATE, _MAX_RATE = 10.0, 10_000_000.0
 
@@ -48,6 +50,12 @@ class _Load:
     observed_at_s: float = 0.0
     started_since: int = 0
     """Own requests started minus ended since the last scrape."""
+    moved_at_s: float = 0.0
+    """When it last showed that it works, or got work while it had none."""
+    last_routed_s: float = 0.0
+    refused_at_s: float = float("-inf")
+    refused_inflight: int = 0
+    """Requests it had when it refused one."""
 
     def drain(self, now_s: float) -> None:
         elapsed_s = now_s - self.at_s
@@ -63,17 +71,27 @@ class LoadModel:
     """Load of every endpoint, and the leases that hold it up.
 
     Leases are bounded twice: `max_leases` in number, `lease_ttl_s` in age, so a request
-    whose end nobody reports stops counting.
+    whose end nobody reports stops counting. An endpoint with work that shows no progress
+    for `suspect_s` is suspect; 0: none ever is.
     """
 
-    def __init__(self, *, prefill_tokens_per_s: float, max_leases: int, lease_ttl_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        prefill_tokens_per_s: float,
+        max_leases: int,
+        lease_ttl_s: float,
+        suspect_s: float = 0.0,
+    ) -> None:
         self._rate = prefill_tokens_per_s
         self._max_leases = max_leases
         self._lease_ttl_s = lease_ttl_s
         self._loads: dict[Endpoint, _Load] = {}
         self._leases: OrderedDict[DecisionId, Lease] = OrderedDict()
         self._typical_uncached = _TYPICAL_UNCACHED_TOKENS
+        self._suspect_s = suspect_s or float("inf")
         self._ends_are_told = False
+        self._first_bytes_are_told = False
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -91,6 +109,9 @@ class LoadModel:
         self._drop(decision_id, now_s)
         load = self._load(endpoint, now_s)
         load.drain(now_s)
+        if not load.inflight:
+            load.moved_at_s = now_s
+        load.last_routed_s = now_s
         load.outstanding_tokens += uncached_tokens
         load.routed_tokens += uncached_tokens
         load.inflight += 1
@@ -106,17 +127,15 @@ class LoadModel:
         if len(self._leases) > self._max_leases:
             self._drop(next(iter(self._leases)), now_s)
 
-    def computed(self, decision_id: DecisionId, now_s: float) -> Lease | None:
-        """Note that a request's prefill is done.
+    def begin(self, decision_id: DecisionId, now_s: float) -> None:
+        """Note the first byte of an answer, with which its prefill is done."""
+        told = self._computed(decision_id, now_s) is not None
+        self._first_bytes_are_told = self._first_bytes_are_told or told
 
-        Engines prefill in order of arrival, so at most what was routed after it is left.
-        """
-        lease = self._leases.get(decision_id)
-        if lease is not None:
-            lease.load.drain(now_s)
-            later = lease.load.routed_tokens - lease.routed_tokens
-            lease.load.outstanding_tokens = min(lease.load.outstanding_tokens, later)
-        return lease
+    def refuse(self, endpoint: Endpoint, now_s: float) -> None:
+        """Note that an endpoint had no room for a request, which has left it."""
+        load = self._load(endpoint, now_s)
+        load.refused_at_s, load.refused_inflight = now_s, load.inflight
 
     def release(self, decision_id: DecisionId, now_s: float) -> Lease | None:
         """End a request, however it ended; unknown ids and second releases do nothing."""
@@ -136,24 +155,37 @@ class LoadModel:
         """Take in a scrape: queue depth counts while fresh, and the prefill rate is learned."""
         load = self._load(seen.endpoint, now_s)
         load.drain(now_s)
-        self._learn_rate(load, seen, now_s)
+        seen_at_s = now_s - seen.age_s
+        self._learn_rate(load, seen, seen_at_s)
+        if load.observed is None or load.observed.progress != seen.progress:
+            load.moved_at_s = now_s
         load.observed = seen
-        load.observed_at_s = now_s
+        load.observed_at_s = seen_at_s
         load.started_since = 0
 
     def forget(self, endpoint: Endpoint) -> None:
         """Drop an endpoint's load; leases still held on it end without effect."""
         self._loads.pop(endpoint, None)
 
-    def levels(self, endpoint: Endpoint, now_s: float) -> tuple[float, float]:
-        """Give `outstanding_tokens` and `inflight` of an endpoint, as every decision asks."""
+    def levels(self, endpoint: Endpoint, now_s: float) -> tuple[float, float, bool]:
+        """Give `outstanding_tokens`, `inflight` and `is_held_back`, as every decision asks."""
         load = self._loads.get(endpoint)
         if load is None:
-            return 0.0, 0.0
+            return 0.0, 0.0, False
+        held = load.inflight > 0 and self._is_held_back(load, now_s)
         if load.observed is None:
             load.drain(now_s)
-            return load.outstanding_tokens, float(load.inflight)
-        return self.outstanding_tokens(endpoint, now_s), self.inflight(endpoint, now_s)
+            return load.outstanding_tokens, float(load.inflight), held
+        return self.outstanding_tokens(endpoint, now_s), self.inflight(endpoint, now_s), held
+
+    def is_held_back(self, endpoint: Endpoint, now_s: float) -> bool:
+        """Whether an endpoint should get no request that others can take.
+
+        It refused one for want of room, or it is suspect: it answers health checks, but
+        what it has does not move.
+        """
+        load = self._loads.get(endpoint)
+        return load is not None and load.inflight > 0 and self._is_held_back(load, now_s)
 
     def outstanding_tokens(self, endpoint: Endpoint, now_s: float) -> float:
         """Estimate uncached tokens sent to the endpoint and not yet computed."""
@@ -190,8 +222,34 @@ class LoadModel:
         load = self._loads.get(endpoint)
         return self._rate if load is None else load.rate_tokens_per_s
 
+    def _is_held_back(self, load: _Load, now_s: float) -> bool:
+        if now_s - load.refused_at_s <= _REFUSAL_S and load.inflight >= load.refused_inflight:
+            return True
+        if now_s - load.moved_at_s <= self._suspect_s:
+            return False
+        seen = load.observed
+        if seen is None or seen.progress is None or now_s - load.observed_at_s > _FRESH_S:
+            return self._first_bytes_are_told
+        if seen.running or seen.waiting:
+            return True
+        # It may have no work at all, if ends were lost on the way to us: one request tells.
+        return now_s - load.last_routed_s <= self._suspect_s
+
+    def _computed(self, decision_id: DecisionId, now_s: float) -> Lease | None:
+        """End the prefill of a request.
+
+        Engines prefill in order of arrival, so at most what was routed after it is left.
+        """
+        lease = self._leases.get(decision_id)
+        if lease is not None:
+            lease.load.moved_at_s = now_s
+            lease.load.drain(now_s)
+            later = lease.load.routed_tokens - lease.routed_tokens
+            lease.load.outstanding_tokens = min(lease.load.outstanding_tokens, later)
+        return lease
+
     def _drop(self, decision_id: DecisionId, now_s: float) -> Lease | None:
-        lease = self.computed(decision_id, now_s)
+        lease = self._computed(decision_id, now_s)
         if lease is not None:
             del self._leases[decision_id]
             lease.load.inflight -= 1

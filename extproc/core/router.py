@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Key hashes are 64 bits, evenly spread.
 _KEYS = 2.0**64
+# What vLLM and SGLang answer when their queue is full.
+_REFUSED = 503
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,8 @@ class RouterSettings:
     """How to choose, and the limits of everything remembered.
 
     `cache_tokens` is the prefix cache of one endpoint until its metrics tell;
-    `fallbacks` the endpoints named after the destination.
+    `fallbacks` the endpoints named after the destination; `suspect_s` how long an endpoint
+    may have work without progress before others are preferred (0: for ever).
     """
 
     policy: str = "tiered"
@@ -55,6 +58,7 @@ class RouterSettings:
     lease_ttl_s: float = 600.0
     max_leases: int = 20_000
     slow_start_s: float = 10.0
+    suspect_s: float = 30.0
     fallbacks: int = 2
 
 
@@ -69,6 +73,8 @@ class EndpointView:
     outstanding_tokens: float
     inflight: float
     blocks: int
+    held_back: bool
+    """It refused a request, or is suspect: others are preferred."""
 
 
 class Router:
@@ -93,6 +99,7 @@ class Router:
             prefill_tokens_per_s=settings.prefill_tokens_per_s,
             max_leases=settings.max_leases,
             lease_ttl_s=settings.lease_ttl_s,
+            suspect_s=settings.suspect_s,
         )
         self._sessions = Sessions(capacity=settings.max_sessions, ttl_s=settings.session_ttl_s)
         self._demand = Demand(capacity=settings.max_tier1_keys)
@@ -137,7 +144,7 @@ class Router:
             case Routed():
                 self._record(event, now_s)
             case FirstByte():
-                self._load.computed(event.decision_id, now_s)
+                self._load.begin(event.decision_id, now_s)
             case Finished():
                 self._finish(event, now_s)
             case EndpointUp():
@@ -167,6 +174,7 @@ class Router:
                 outstanding_tokens=self._load.outstanding_tokens(member.endpoint, now_s),
                 inflight=self._load.inflight(member.endpoint, now_s),
                 blocks=self._index.blocks(member.endpoint),
+                held_back=self._load.is_held_back(member.endpoint, now_s),
             )
             for member in self._pool
         )
@@ -199,13 +207,17 @@ class Router:
         request: RoutingRequest,
         now_s: float,
     ) -> list[Candidate]:
-        """Give those below their limit of in-flight requests as candidates."""
+        """Give those below their limit of in-flight requests as candidates.
+
+        Those that are held back count only where nobody else is left.
+        """
         block_tokens, prompt_tokens = request.block_tokens, request.prompt_tokens
-        candidates = []
+        candidates: list[Candidate] = []
+        held_back: list[Candidate] = []
         for member, ramp in zip(members, ramps, strict=True):
-            outstanding_tokens, inflight = self._load.levels(member.endpoint, now_s)
+            outstanding_tokens, inflight, held = self._load.levels(member.endpoint, now_s)
             if member.max_inflight is None or inflight < member.max_inflight:
-                candidates.append(
+                (held_back if held else candidates).append(
                     Candidate(
                         endpoint=member.endpoint,
                         weight=member.weight * ramp,
@@ -217,7 +229,7 @@ class Router:
                         takes_new=not member.draining,
                     )
                 )
-        return candidates
+        return candidates or held_back
 
     def _claimant(
         self, request: RoutingRequest, candidates: list[Candidate], now_s: float
@@ -251,10 +263,15 @@ class Router:
 
     def _finish(self, event: Finished, now_s: float) -> None:
         lease = self._load.release(event.decision_id, now_s)
-        if lease and event.served and event.served != lease.endpoint and event.served in self._pool:
+        if lease is None:
+            return
+        if event.served and event.served != lease.endpoint and event.served in self._pool:
             # Envoy fell back: the prompt is cached where it was served.
             for chain in lease.chains:
                 self._index.record(chain, event.served)
+        refused_by_all = event.status == _REFUSED and event.served is not None
+        if refused_by_all or (event.served and event.served != lease.endpoint):
+            self._load.refuse(lease.endpoint, now_s)
 
     def _observe(self, event: Observed, now_s: float) -> None:
         if event.endpoint not in self._pool:

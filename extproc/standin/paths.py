@@ -12,8 +12,8 @@ from aiohttp import web
 from extproc.standin import anthropic, openai, responses
 from extproc.standin.answer import answer, send_json
 from extproc.standin.body import CallError, parse_body
+from extproc.standin.dialects import ENGINE_DIALECTS
 from extproc.standin.faults import FaultKind, read_fault
-from extproc.standin.metrics import CONTENT_TYPE, EngineMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -33,6 +33,7 @@ DIALECTS: dict[str, Dialect] = {
     "/v1/messages": anthropic.MESSAGES,
 }
 
+_DRAINING_PATH = "/metrics"
 _BODY_HASH = web.RequestKey("body_hash", str)
 _EMPTY_HASH = hashlib.sha256(b"").hexdigest()
 
@@ -50,7 +51,10 @@ class Paths:
     def __init__(self, engine: Engine, faults: Faults) -> None:
         self.faults = faults
         self._engine = engine
-        self._metrics = EngineMetrics(engine)
+        self._passes_for = ENGINE_DIALECTS[engine.settings.engine]
+        self._render = self._passes_for.make_page(engine)
+        self.drained = 0
+        """How often somebody took away the statistics of TensorRT-LLM's /metrics."""
         self._created_s = int(time.time())
         self._endpoint: Endpoint | None = None
         self._runner: web.AppRunner | None = None
@@ -63,7 +67,9 @@ class Paths:
         for path, dialect in DIALECTS.items():
             routes.add_post(path, self._responder(dialect))
         routes.add_get("/health", self._health)
-        routes.add_get("/metrics", self._render_metrics)
+        routes.add_get(self._passes_for.metrics_path, self._render_metrics)
+        if self._passes_for.metrics_path != _DRAINING_PATH:
+            routes.add_get(_DRAINING_PATH, self._drain)
         routes.add_get("/v1/models", self._list_models)
         routes.add_post("/standin/fault", self._set_fault)
         routes.add_post("/reset_prefix_cache", self._reset_cache)
@@ -119,8 +125,13 @@ class Paths:
 
     async def _render_metrics(self, request: web.Request) -> web.Response:
         del request
-        headers = {"content-type": CONTENT_TYPE}
-        return web.Response(body=self._metrics.render(), headers=headers)
+        headers = {"content-type": self._passes_for.content_type}
+        return web.Response(body=self._render(), headers=headers)
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        del request
+        self.drained += 1
+        return web.json_response([])
 
     async def _list_models(self, request: web.Request) -> web.Response:
         del request
@@ -131,7 +142,7 @@ class Paths:
                 "id": name,
                 "object": "model",
                 "created": self._created_s,
-                "owned_by": "vllm",
+                "owned_by": self._passes_for.owner,
                 "root": name,
                 "parent": parent,
                 "max_model_len": settings.max_model_tokens,

@@ -33,6 +33,11 @@ class RunningStandin:
         self._paths = paths
 
     @property
+    def drained(self) -> int:
+        """How often somebody read what reading takes away (TensorRT-LLM's /metrics)."""
+        return self._paths.drained
+
+    @property
     def url(self) -> str:
         """Its base URL, without a slash at the end."""
         return f"http://{self.endpoint}"

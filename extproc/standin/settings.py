@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ENGINES = ("vllm", "sglang", "trtllm")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandinSettings:
     """Settings of one stand-in; ValueError for a figure that makes no sense.
 
-    Rates may be `math.inf` and the overhead 0, then nothing is ever waited for. `adapters`
-    are LoRA names served beside the model. With `strict_models` an unknown model is a 404;
-    without it every name is served, each as its own cache namespace. `max_inflight`
-    counts sequences, waiting and running; None refuses nobody. `max_body_bytes` is a hard
-    limit: a longer body is a 413.
+    `engine` is the one it passes for: vllm, sglang or trtllm. Rates may be `math.inf` and
+    the overhead 0, then nothing is ever waited for. `adapters` are LoRA names served
+    beside the model. With `strict_models` an unknown model is a 404; without it every name
+    is served, each as its own cache namespace. `max_inflight` counts sequences, waiting
+    and running; None refuses nobody. `max_body_bytes` is a hard limit: a longer body is a
+    413.
     """
 
     model: str = "standin"
+    engine: str = "vllm"
     adapters: tuple[str, ...] = ()
     strict_models: bool = False
     prefill_tokens_per_s: float = 20_000.0
@@ -45,6 +49,9 @@ class StandinSettings:
             if not getattr(self, name) > 0:
                 message = f"{name} must be above 0"
                 raise ValueError(message)
+        if self.engine not in ENGINES:
+            message = f"engine must be one of {', '.join(ENGINES)}"
+            raise ValueError(message)
         if self.cache_tokens < self.block_tokens:
             message = "cache_tokens must hold at least one block"
             raise ValueError(message)

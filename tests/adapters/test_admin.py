@@ -15,6 +15,7 @@ VIEW = EndpointView(
     outstanding_tokens=12.0,
     inflight=3.0,
     blocks=7,
+    held_back=False,
 )
 
 

@@ -28,6 +28,7 @@ def view(endpoint: Endpoint, *, ready: bool = True) -> EndpointView:
         outstanding_tokens=12.0,
         inflight=3.0,
         blocks=7,
+        held_back=False,
     )
 
 

@@ -1,98 +1,39 @@
+from __future__ import annotations
+
+import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import ClientSession, web
-from hypothesis import given
-from hypothesis import strategies as st
 
-from extproc.adapters.scrape import Reading, Scraper, ScrapeSettings, read_metrics, restarted
+from extproc.adapters.scrape import Scraper, ScrapeSettings
 from extproc.core.endpoint import Endpoint
 from extproc.core.events import EndpointDown, EndpointReset, EndpointUp, Observed
+from extproc.standin.server import start_standin
+from extproc.standin.settings import ENGINES, StandinSettings
 
 PAGE = """\
-# HELP vllm:num_requests_running Number of requests in model execution batches.
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="tiny"} 2.0
-vllm:num_requests_waiting{engine="0",model_name="tiny"} 3.0
-vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
-vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.25
-vllm:cache_config_info{block_size="32",note="a,\\"b\\"}",num_gpu_blocks="280"} 1.0
-vllm:prefix_cache_queries_total{engine="0",model_name="tiny"} 106447.0
-vllm:prefix_cache_hits_total{engine="0",model_name="tiny"} 52800.0
+vllm:num_requests_running{engine="0"} 2.0
+vllm:cache_config_info{block_size="32",num_gpu_blocks="280"} 1.0
 process_start_time_seconds 1.79609e+09
 """
 
 
-def test_a_page_is_read():
-    assert read_metrics(PAGE) == Reading(
-        running=2,
-        waiting=3,
-        kv_usage=0.25,
-        cache_tokens=8_960,
-        computed_tokens=53_647.0,
-        start_time_s=1.79609e09,
-    )
-
-
-def test_engines_of_one_server_are_summed():
-    second = PAGE.replace('engine="0"', 'engine="1"').replace("} 0.25", "} 0.75")
-    reading = read_metrics(PAGE + second)
-
-    assert (reading.running, reading.waiting, reading.kv_usage) == (4, 6, 0.5)
-
-
-def test_locally_computed_tokens_are_preferred():
-    page = (
-        PAGE + 'vllm:prompt_tokens_by_source_total{source="local_compute"} 7.0\n'
-        'vllm:prompt_tokens_by_source_total{source="local_cache_hit"} 9.0\n'
-    )
-
-    assert read_metrics(page).computed_tokens == 7.0
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param("", id="empty"),
-        pytest.param("<html>not metrics</html>", id="no metrics"),
-        pytest.param("vllm:num_requests_running NaN", id="no number"),
-        pytest.param("vllm:num_requests_running abc\nvllm:kv_cache_usage_perc +Inf", id="words"),
-        pytest.param('vllm:cache_config_info{num_gpu_blocks="None",block_size="16"} 1', id="None"),
-    ],
-)
-def test_what_is_not_said_stays_unknown(page):
-    assert read_metrics(page) == Reading()
-
-
-@given(st.lists(st.sampled_from([*PAGE.splitlines(), "{", "vllm:cache_config_info{"]) | st.text()))
-def test_no_page_is_an_error(lines):
-    reading = read_metrics("\n".join(lines))
-
-    assert reading.kv_usage is None or 0.0 <= reading.kv_usage <= 1.0
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    [
-        pytest.param(Reading(start_time_s=100), Reading(start_time_s=100.01), False, id="same"),
-        pytest.param(Reading(start_time_s=100), Reading(start_time_s=200), True, id="later start"),
-        pytest.param(Reading(computed_tokens=9), Reading(computed_tokens=2), True, id="reset"),
-        pytest.param(Reading(computed_tokens=2), Reading(computed_tokens=9), False, id="grown"),
-        pytest.param(Reading(), Reading(computed_tokens=9), False, id="unknown before"),
-    ],
-)
-def test_a_restart_is_seen(before, after, expected):
-    assert restarted(before, after) is expected
-
-
 @asynccontextmanager
-async def engine(pages):
+async def engine(pages, models=None):
+    """Serve the pages one after the other (None: status 500), and say who it is if told."""
+
     async def answer(_request):
         page = pages.pop(0)
         return web.Response(status=500) if page is None else web.Response(text=page)
 
+    async def tell(_request):
+        return web.Response(text=models)
+
     app = web.Application()
     app.router.add_get("/metrics", answer)
+    if models is not None:
+        app.router.add_get("/v1/models", tell)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -100,9 +41,10 @@ async def engine(pages):
     await runner.cleanup()
 
 
-async def scrape(pages):
+async def scrape(pages, **settings):
     events, rounds = [], len(pages)
-    scraper = Scraper(ScrapeSettings(), events.append)
+    given = ScrapeSettings(**{"dialect": "vllm", **settings})
+    scraper = Scraper(given, events.append)
     async with engine(pages) as endpoint, ClientSession() as session:
         scraper.update(EndpointUp(endpoint=endpoint))
         for _ in range(rounds):
@@ -116,6 +58,7 @@ async def test_a_restart_between_two_scrapes_resets_the_endpoint():
 
     assert [type(event) for event in events] == [Observed, EndpointReset, Observed]
     assert (events[0].running, events[0].cache_tokens) == (2, 8_960)
+    assert 0.0 <= events[0].age_s < 5.0
 
 
 async def test_a_page_too_large_is_left(caplog):
@@ -125,7 +68,7 @@ async def test_a_page_too_large_is_left(caplog):
 
 async def test_an_endpoint_that_left_is_not_scraped():
     events = []
-    scraper = Scraper(ScrapeSettings(), events.append)
+    scraper = Scraper(ScrapeSettings(dialect="vllm"), events.append)
     async with engine([PAGE]) as endpoint, ClientSession() as session:
         scraper.update(EndpointUp(endpoint=endpoint))
         scraper.update(EndpointDown(endpoint))
@@ -144,3 +87,86 @@ async def test_an_endpoint_that_refuses_is_left():
         await scraper.scrape_all(session)
 
     assert events == []
+
+
+@pytest.mark.parametrize("name", ENGINES)
+async def test_every_engine_is_recognised_and_read(name):
+    events = []
+    scraper = Scraper(ScrapeSettings(), events.append)
+    standin = await start_standin(StandinSettings(engine=name, block_tokens=32, cache_tokens=6_400))
+    try:
+        async with ClientSession() as session:
+            body = {"model": "m", "prompt": "word " * 400, "max_tokens": 2}
+            for _ in range(2):
+                async with session.post(f"{standin.url}/v1/completions", json=body) as answer:
+                    await answer.read()
+            scraper.update(EndpointUp(endpoint=standin.endpoint))
+            await scraper.scrape_all(session)
+    finally:
+        await standin.stop()
+
+    assert scraper.dialect_of(standin.endpoint) == name
+    (seen,) = events
+    assert (seen.running, seen.waiting) == (0, 0)
+    assert (seen.cache_tokens, seen.block_tokens) == (6_400, 32)
+    counters = standin.engine.counters
+    assert seen.prefix_hits == counters.prefix_hits > 0
+    assert seen.computed_tokens == counters.prefix_queries - counters.prefix_hits
+    # Reading it would take the statistics from whoever reads them next.
+    assert standin.drained == 0
+
+
+async def test_who_can_not_be_recognised_is_asked_again_later():
+    events = []
+    scraper = Scraper(ScrapeSettings(), events.append)
+    pages = ["nothing known", PAGE, PAGE]
+    async with engine(pages, models="{}") as endpoint, ClientSession() as session:
+        scraper.update(EndpointUp(endpoint=endpoint))
+        for _ in range(11):
+            await scraper.scrape_all(session)
+        assert (events, scraper.dialect_of(endpoint), len(pages)) == ([], None, 2)
+        await scraper.scrape_all(session)
+
+    assert (len(events), scraper.dialect_of(endpoint)) == (1, "vllm")
+
+
+async def test_an_address_that_another_engine_took_over_is_recognised_anew():
+    events = []
+    scraper = Scraper(ScrapeSettings(), events.append)
+    other = "sglang:num_running_reqs 5.0\n"
+    async with engine([PAGE, PAGE, other, other, other]) as endpoint, ClientSession() as session:
+        scraper.update(EndpointUp(endpoint=endpoint))
+        for _ in range(3):
+            await scraper.scrape_all(session)
+
+    assert scraper.dialect_of(endpoint) == "sglang"
+    assert [event.running for event in events] == [2, 5]
+
+
+async def test_a_path_of_ones_own_replaces_the_dialects():
+    events = []
+    scraper = Scraper(ScrapeSettings(dialect="trtllm", path="/metrics"), events.append)
+    async with (
+        engine(["trtllm_num_requests_running 3.0\n"]) as endpoint,
+        ClientSession() as session,
+    ):
+        scraper.update(EndpointUp(endpoint=endpoint))
+        await scraper.scrape_all(session)
+
+    assert [event.running for event in events] == [3]
+
+
+async def test_endpoints_are_scraped_while_it_runs_and_dropped_when_gone():
+    seen = asyncio.Event()
+    scraper = Scraper(ScrapeSettings(interval_s=0.01, dialect="vllm"), lambda _: seen.set())
+    task = asyncio.create_task(scraper.run())
+    async with engine([PAGE] * 10_000) as endpoint:
+        scraper.update(EndpointUp(endpoint=endpoint))
+        async with asyncio.timeout(10.0):
+            await seen.wait()
+            seen.clear()
+            await seen.wait()
+        scraper.update(EndpointDown(endpoint, gone=True))
+        assert scraper.dialect_of(endpoint) is None
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -216,3 +216,15 @@ def one_more_block(data, last):
     head = data[: data.index((1).to_bytes(8, "little") + (2).to_bytes(8, "little")) - 4]
     kept = b"\x80\x80\x04" + last.to_bytes(8, "little")
     return head + kept + b"\x01" + (9).to_bytes(8, "little")
+
+
+def test_what_is_known_of_endpoints_is_bounded():
+    reader = Journal()
+    for batch in range(6):
+        resets = [
+            EndpointReset(Endpoint(f"10.{batch}.{n // 256}.{n % 256}:80")) for n in range(1_000)
+        ]
+        _, read = pass_on(Journal(), reader, events=resets)
+        assert read.events == tuple(resets)
+
+    assert len(reader._endpoints) <= 4_096  # noqa: SLF001 - what it keeps is what is tested

@@ -9,9 +9,14 @@ from extproc.core.load import LoadModel
 A, B = Endpoint.parse("10.0.0.1:8000"), Endpoint.parse("10.0.0.2:8000")
 
 
-def load_of(*acquired, rate=1000.0, max_leases=100, lease_ttl_s=60.0):
+def load_of(*acquired, rate=1000.0, max_leases=100, lease_ttl_s=60.0, suspect_s=0.0):
     """Acquire (id, uncached tokens) on A at time 0."""
-    load = LoadModel(prefill_tokens_per_s=rate, max_leases=max_leases, lease_ttl_s=lease_ttl_s)
+    load = LoadModel(
+        prefill_tokens_per_s=rate,
+        max_leases=max_leases,
+        lease_ttl_s=lease_ttl_s,
+        suspect_s=suspect_s,
+    )
     for decision_id, tokens in acquired:
         take(load, decision_id, tokens)
     return load
@@ -35,7 +40,7 @@ def test_outstanding_prefill_drains_at_the_rate_and_stops_at_zero():
 
 def test_a_first_byte_shows_that_only_later_arrivals_are_left():
     load = load_of(("r1", 30_000), ("r2", 500))
-    load.computed("r1", 0.1)
+    load.begin("r1", 0.1)
 
     assert load.outstanding_tokens(A, 0.1) == 500
 
@@ -70,7 +75,7 @@ def test_inflight_is_what_was_acquired_and_not_released(steps):
             load.release(decision_id, 0.0)
             open_ids.discard(decision_id)
         else:
-            load.computed(decision_id, 0.0)
+            load.begin(decision_id, 0.0)
 
     assert load.inflight(A, 0.0) == len(open_ids) == len(load)
 
@@ -195,3 +200,87 @@ def test_a_senseless_counter_teaches_nothing(before, after, elapsed_s):
     load.observe(see(computed_tokens=after), 1.0 + elapsed_s)
 
     assert load.rate_tokens_per_s(A) == 1000
+
+
+def test_an_old_scrape_counts_from_when_it_was_so():
+    load = load_of()
+    load.observe(see(running=5, waiting=0, age_s=4.0), 10.0)
+
+    assert load.inflight(A, 10.5) == 5
+    assert load.inflight(A, 11.5) == 0
+
+
+def stuck(load, *, since=1.0, until, **seen):
+    """Scrape an engine each second that shows the same."""
+    for second in range(int(since), int(until) + 1):
+        load.observe(see(**{"running": 1, "waiting": 0, "progress": 7.0, **seen}), float(second))
+
+
+def test_work_without_progress_makes_an_endpoint_suspect():
+    load = load_of(("r1", 100), suspect_s=30.0)
+    stuck(load, until=31.0)
+    assert not load.is_held_back(A, 31.0)
+    stuck(load, since=32.0, until=40.0)
+    assert load.is_held_back(A, 40.0)
+    assert load.levels(A, 40.0)[2]
+    assert not load.is_held_back(B, 40.0)
+
+    load.observe(see(running=1, progress=8.0), 41.0)
+    assert not load.is_held_back(A, 41.0)
+
+
+def test_without_a_limit_nobody_is_suspect():
+    load = load_of(("r1", 100))
+    stuck(load, until=59.0)
+
+    assert not load.is_held_back(A, 59.0)
+
+
+def test_an_endpoint_that_is_not_scraped_is_suspect_only_if_first_bytes_are_told():
+    load = load_of(("r1", 100), ("r2", 100), suspect_s=30.0)
+    assert not load.is_held_back(A, 50.0)
+
+    load.begin("r1", 1.0)
+    load.begin("unknown", 1.0)
+    assert not load.is_held_back(A, 31.0)
+    assert load.is_held_back(A, 31.5)
+
+
+def test_work_after_a_pause_is_given_its_time():
+    load = load_of(("r1", 100), suspect_s=30.0)
+    stuck(load, until=2.0)
+    load.release("r1", 3.0)
+    stuck(load, since=3.0, until=99.0, running=0)
+    take(load, "r2", 100, now_s=99.0)
+
+    assert not load.is_held_back(A, 100.0)
+
+
+def test_an_engine_that_says_it_is_idle_is_tried_with_one_request_at_a_time():
+    load = load_of(("lost", 100), lease_ttl_s=600.0, suspect_s=30.0)
+    stuck(load, until=40.0, running=0)
+    assert not load.is_held_back(A, 40.0)
+
+    take(load, "trial", 100, now_s=40.0)
+    assert load.is_held_back(A, 40.5)
+    stuck(load, since=41.0, until=71.0, running=0)
+    assert not load.is_held_back(A, 71.0)
+
+
+def test_a_refusal_holds_back_until_there_is_room():
+    load = load_of(("r1", 100), ("r2", 100))
+    load.refuse(A, 1.0)
+    assert load.is_held_back(A, 1.5)
+
+    load.release("r1", 1.6)
+    assert not load.is_held_back(A, 1.6)
+    take(load, "r3", 100, now_s=1.7)
+    assert load.is_held_back(A, 1.8)
+    assert not load.is_held_back(A, 3.1)
+
+
+def test_a_refusal_by_an_endpoint_without_requests_of_ours_holds_nothing():
+    load = load_of()
+    load.refuse(A, 1.0)
+
+    assert not load.is_held_back(A, 1.0)

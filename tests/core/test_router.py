@@ -430,3 +430,46 @@ def test_prefixes_stay_where_they_are_while_nobody_joins():
     destinations(router, 0.0, 1_000)
 
     assert destinations(router, 100.0, 2_000) == destinations(router, 200.0, 3_000)
+
+
+def refused(decision, **fields):
+    return Finished(decision_id=decision.decision_id, **fields)
+
+
+def test_an_endpoint_that_refused_is_spared_while_it_has_no_room():
+    router = router_of(A, B, policy="round-robin")
+    held = {router.route(prompt(tier2=n), 0.0).destination for n in range(2)}
+    assert held == {A, B}
+    third = router.route(prompt(tier2=3), 0.0)
+    other = B if third.destination == A else A
+    router.apply(refused(third, served=other, status=200), 0.1)
+
+    assert view(router, third.destination, 0.2).held_back
+    assert {router.route(prompt(tier2=n), 0.2).destination for n in range(10, 14)} == {other}
+    after = {router.route(prompt(tier2=n), 5.0).destination for n in range(20, 24)}
+    assert after == {A, B}
+
+
+def test_refusals_by_all_refuse_nobody():
+    router = router_of(A)
+    router.route(prompt(tier2=1), 0.0)
+    second = router.route(prompt(tier2=2), 0.0)
+    router.apply(refused(second, served=A, status=503), 0.1)
+
+    assert view(router, A, 0.2).held_back
+    assert router.route(prompt(tier2=3), 0.2).destination == A
+
+
+def test_a_hung_endpoint_gets_no_new_requests_until_it_moves():
+    router = router_of(A, B, policy="round-robin", suspect_s=10.0)
+    for n in range(2):
+        router.route(prompt(tier2=n), 0.0)
+    for second in range(15):
+        for endpoint, progress in ((A, 5.0), (B, float(second))):
+            seen = Observed(endpoint=endpoint, running=1, waiting=0, progress=progress)
+            router.apply(seen, float(second))
+
+    assert view(router, A, 14.0).held_back
+    assert {router.route(prompt(tier2=n), 14.0).destination for n in range(10, 14)} == {B}
+    router.apply(Observed(endpoint=A, running=1, progress=6.0), 15.0)
+    assert {router.route(prompt(tier2=n), 15.0).destination for n in range(20, 24)} == {A, B}

@@ -1,0 +1,1 @@
+"""What the engines tell of themselves: one module per dialect, and how to recognise it."""
