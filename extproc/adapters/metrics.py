@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from extproc.core.events import EndpointDown
@@ -144,6 +144,11 @@ class _PoolCollector(Collector):
             for view in views:
                 family.add_metric((view.endpoint,), read(view))
             yield family
+        for name, text, count in _POOL_COUNTERS:
+            counter = CounterMetricFamily(f"extproc_{name}", text, labels=("endpoint",))
+            for view in views:
+                counter.add_metric((view.endpoint,), count(view))
+            yield counter
 
 
 _POOL_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float]], ...] = (
@@ -164,4 +169,31 @@ _POOL_GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float]], ...] = (
         lambda view: float(view.held_back),
     ),
     ("endpoint_ready", "1 while the endpoint takes requests.", lambda view: float(view.ready)),
+)
+_POOL_COUNTERS: tuple[tuple[str, str, Callable[[EndpointView], float]], ...] = (
+    (
+        "predicted_cached_tokens",
+        "Prompt tokens believed to be cached where they were routed (estimated).",
+        lambda view: view.cached.predicted,
+    ),
+    (
+        "predicted_prompt_tokens",
+        "Prompt tokens routed to the endpoint (estimated).",
+        lambda view: view.cached.routed,
+    ),
+    (
+        "actual_cached_tokens",
+        "Prompt tokens found in the prefix cache, as the engine tells.",
+        lambda view: view.cached.hits,
+    ),
+    (
+        "actual_prompt_tokens",
+        "Prompt tokens looked up in the prefix cache, as the engine tells.",
+        lambda view: view.cached.queries,
+    ),
+    (
+        "index_healed",
+        "Times the index forgot the endpoint, as far less was cached than predicted.",
+        lambda view: float(view.healed),
+    ),
 )

@@ -26,6 +26,7 @@ from extproc.core.load import LoadModel
 from extproc.core.memory import Demand, Home, Sessions
 from extproc.core.policies import POLICIES, Policy, Tuning, View
 from extproc.core.pool import Member, Pool
+from extproc.core.prediction import Predictions, Tally
 from extproc.core.rendezvous import score
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ class EndpointView:
     blocks: int
     held_back: bool
     """It refused a request, or is suspect: others are preferred."""
+    cached: Tally
+    """Cached tokens as predicted, and as the engine tells."""
+    healed: int
+    """How often the index was found wrong about it and forgot it."""
 
 
 class Router:
@@ -102,6 +107,8 @@ class Router:
             suspect_s=settings.suspect_s,
         )
         self._sessions = Sessions(capacity=settings.max_sessions, ttl_s=settings.session_ttl_s)
+        self._predictions = Predictions()
+        self._healed: dict[Endpoint, int] = {}
         self._demand = Demand(capacity=settings.max_tier1_keys)
 
     def route(self, request: RoutingRequest, now_s: float) -> Decision:
@@ -154,9 +161,12 @@ class Router:
                 if event.gone:
                     self._index.forget(event.endpoint)
                     self._load.forget(event.endpoint)
+                    self._predictions.forget(event.endpoint)
+                    self._healed.pop(event.endpoint, None)
             case EndpointReset():
                 self._index.forget(event.endpoint)
                 self._load.forget(event.endpoint)
+                self._predictions.forget(event.endpoint)
                 self._pool.restart_ramp(event.endpoint, now_s)
             case Observed():
                 self._observe(event, now_s)
@@ -175,6 +185,8 @@ class Router:
                 inflight=self._load.inflight(member.endpoint, now_s),
                 blocks=self._index.blocks(member.endpoint),
                 held_back=self._load.is_held_back(member.endpoint, now_s),
+                cached=self._predictions.tally(member.endpoint).copy(),
+                healed=self._healed.get(member.endpoint, 0),
             )
             for member in self._pool
         )
@@ -248,6 +260,10 @@ class Router:
         for chain in event.chains:
             self._index.record(chain, event.endpoint)
         uncached = max(0, event.prompt_tokens - event.matched_tokens)
+        if event.endpoint in self._pool:
+            self._predictions.count(
+                event.endpoint, predicted=event.matched_tokens, routed=event.prompt_tokens
+            )
         self._load.acquire(
             event.decision_id,
             event.endpoint,
@@ -277,6 +293,10 @@ class Router:
         if event.endpoint not in self._pool:
             return
         self._load.observe(event, now_s)
+        if self._predictions.observe(event):
+            # It holds something else than we believe; what is routed from here on is known.
+            self._index.forget(event.endpoint)
+            self._healed[event.endpoint] = self._healed.get(event.endpoint, 0) + 1
         if event.cache_tokens:
             blocks = max(1, event.cache_tokens // self._settings.block_tokens)
             self._index.resize(event.endpoint, blocks)

@@ -5,6 +5,7 @@ from aiohttp import ClientSession
 
 from extproc.adapters.admin import AdminServer, AdminSources
 from extproc.core.endpoint import Endpoint
+from extproc.core.prediction import Tally
 from extproc.core.router import EndpointView
 
 VIEW = EndpointView(
@@ -16,6 +17,8 @@ VIEW = EndpointView(
     inflight=3.0,
     blocks=7,
     held_back=False,
+    cached=Tally(requests=2, predicted=30, routed=40, hits=20, queries=50),
+    healed=1,
 )
 
 

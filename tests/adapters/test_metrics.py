@@ -3,6 +3,7 @@ from extproc.core.decision import Decision, DecisionId, Reason, RoutingRequest
 from extproc.core.endpoint import Endpoint
 from extproc.core.errors import SheddingError
 from extproc.core.events import EndpointDown, EndpointUp
+from extproc.core.prediction import Tally
 from extproc.core.router import EndpointView
 
 A, B = Endpoint("10.0.0.1:8000"), Endpoint("10.0.0.2:8000")
@@ -29,6 +30,8 @@ def view(endpoint: Endpoint, *, ready: bool = True) -> EndpointView:
         inflight=3.0,
         blocks=7,
         held_back=False,
+        cached=Tally(requests=2, predicted=30, routed=40, hits=20, queries=50),
+        healed=1,
     )
 
 

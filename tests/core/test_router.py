@@ -473,3 +473,21 @@ def test_a_hung_endpoint_gets_no_new_requests_until_it_moves():
     assert {router.route(prompt(tier2=n), 14.0).destination for n in range(10, 14)} == {B}
     router.apply(Observed(endpoint=A, running=1, progress=6.0), 15.0)
     assert {router.route(prompt(tier2=n), 15.0).destination for n in range(20, 24)} == {A, B}
+
+
+def test_an_index_that_is_wrong_about_an_endpoint_forgets_it():
+    router = router_of(A, policy="round-robin")
+    for window in range(2):
+        seen = Observed(endpoint=A, prefix_hits=0.0, prefix_queries=window * 100_000.0)
+        router.apply(seen, float(window))
+        for n in range(50):
+            ended = router.route(prompt(blocks=20, tier2=n), float(window))
+            router.apply(Finished(decision_id=ended.decision_id), float(window))
+    assert view(router, A, 3.0).blocks == 20
+    assert view(router, A, 3.0).cached.hits == 0
+
+    router.apply(Observed(endpoint=A, prefix_hits=0.0, prefix_queries=200_000.0), 3.0)
+    assert (view(router, A, 3.0).blocks, view(router, A, 3.0).healed) == (0, 1)
+    router.apply(EndpointDown(A, gone=True), 4.0)
+    router.apply(EndpointUp(endpoint=A), 4.0)
+    assert (view(router, A, 4.0).cached.routed, view(router, A, 4.0).healed) == (0, 0)
